@@ -17,7 +17,7 @@ use futures::{
 };
 use tensorwire_protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
-    RecordSlot, Responded, RingSpan, Rings, Scope, Shape, Source, Status, Take,
+    RecordSlot, Responded, RingSpan, Rings, Scope, Shape, Source, Status, Take, TensorRequest,
     limits::{RESULT_BYTES, RING_BYTES_MAX},
 };
 
@@ -160,7 +160,7 @@ impl Source for Always {
     type Taken = ();
     type Taking = future::Ready<Result<(), Status>>;
 
-    fn take(&self, _: Scope, _: &Arc<str>) -> Take<(), Self::Taking> {
+    fn take(&self, _: &TensorRequest) -> Take<(), Self::Taking> {
         Take::Now(Ok(()))
     }
 

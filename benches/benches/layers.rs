@@ -50,6 +50,7 @@ fn wire_layer(criterion: &mut Criterion) {
             .into(),
         known: [].into(),
         want: tensorwire_protocol::Want::Write(None),
+        arguments: None,
     });
     let bytes = wire::encode(&request);
     criterion.bench_function("wire/encode a request", |bencher| {

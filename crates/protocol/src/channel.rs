@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
 
 use crate::{
-    Checksums, Code, Destination, Metadata, Note, Scope, Status, SubscriptionTerms,
+    Checksums, Code, Destination, Metadata, Note, Scope, Status, SubscriptionTerms, TensorRequest,
     limits::{RESULT_BYTES, SLOT_BYTES},
 };
 
@@ -130,6 +130,24 @@ pub trait Channel: Send + Sync + 'static {
     ) -> impl Future<Output = Result<u64, ChannelError>> + Send {
         let _ = (bytes, destination, piece_bytes);
         std::future::ready(Ok(0))
+    }
+
+    /// As [`write_ahead`](Self::write_ahead), for a content that consists of pieces without gaps between them, each with its place. What was
+    /// posted is taken out of `pieces`. Default: none of it.
+    ///
+    /// # Errors
+    /// The connection is over.
+    ///
+    /// # Cancel safety
+    /// As [`write_ahead`](Self::write_ahead).
+    fn write_pieces_ahead(
+        &self,
+        pieces: &mut Vec<(Self::Bytes, u64)>,
+        destination: Destination,
+        piece_bytes: u32,
+    ) -> impl Future<Output = Result<(), ChannelError>> + Send {
+        let _ = (pieces, destination, piece_bytes);
+        std::future::ready(Ok(()))
     }
 
     /// Posts the content write, whose immediate is `immediate`, before this returns. `destination` names the bytes that were [written
@@ -312,6 +330,11 @@ pub trait Allocator: Send + Sync {
         None
     }
 
+    /// The arguments of a [call](Scope::Call), for its request. Default: `None`, because other requests have none.
+    fn arguments(&self) -> Option<Arc<[u8]>> {
+        None
+    }
+
     /// Takes back memory that was offered for a receive and is not needed; `end` is the evidence with which its grant
     /// ended. Returns memory that is not this allocator's, which then goes to [`Channel::take_back`]. Default: returns it.
     fn take_back(&self, lent: Self::Lent, end: LentEnd) -> Option<Self::Lent> {
@@ -405,7 +428,7 @@ pub trait Source: Send + Sync {
     ///
     /// # Errors
     /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
-    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Self::Taken, Self::Taking>;
+    fn take(&self, request: &TensorRequest) -> Take<Self::Taken, Self::Taking>;
 
     /// The delay before a request is refused, for a peer that has many requests refused. Until then the request counts as
     /// outstanding, even if the peer cancels it. Called once for each request that gets no value, without the connection's lock.
@@ -420,8 +443,8 @@ pub trait Source: Send + Sync {
     /// The content of `taken`; `None` when there are no bytes to send.
     fn bytes(taken: &Self::Taken) -> Option<&Self::Bytes>;
 
-    /// The content of `taken` if it consists of pages, each with its place in the receiver's arena, in bytes. It has no
-    /// [bytes](Self::bytes) then. Default: it does not.
+    /// The content of `taken` if it consists of several pieces, such as pages, each with its place in the receiver's memory, in bytes. It has
+    /// no [bytes](Self::bytes) then. Default: it does not.
     fn pages(taken: &Self::Taken) -> Option<Vec<(Self::Bytes, u64)>> {
         let _ = taken;
         None

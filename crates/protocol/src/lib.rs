@@ -63,3 +63,4 @@ pub use requests::MetadataCache;
 pub use respond::{Answer, Responded};
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, UnknownValidation, Validation};
+pub use wire::tensors::TensorList;

@@ -101,12 +101,18 @@ pub const SUBSCRIPTION_VALUES_MAX: u8 = 64;
 /// Most pages that one request moves.
 pub const PAGES_PER_REQUEST_MAX: usize = 64;
 
+/// Most tensors of one [list](crate::TensorList).
+pub const TENSORS_PER_LIST_MAX: usize = 1024;
+
+/// Most arguments of calls that one side requests on a connection at a time. The others wait.
+pub const ARGUMENT_PULLS_MAX: usize = 16;
+
 /// Most writes of pages that one side has under way on a connection. The others wait.
 pub const PAGE_WRITES_MAX: usize = 16;
 
-/// Most requests for pages of the peer's writes, which do not count among the agreed number of requests: they must not wait for those, which
-/// may be writes that wait for the peer. Some may be of writes that were given up.
-pub const PAGE_PULLS_MAX: u32 = 32;
+/// How many requests for pages of the peer's writes and for arguments of its calls may be made beyond the agreed number of requests: they must
+/// not wait for those, which may be writes and calls that wait for the peer. Some may be of writes and calls that were given up.
+pub const PULLS_MAX: u32 = 64;
 
 /// Most requests that one message may carry.
 pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;

@@ -37,6 +37,28 @@ pub enum Scope {
     /// Asks the sender to request the pages of a write. The key names the arena and the pages. The answer has no bytes, and comes when the
     /// pages are there.
     PageWrite(PageWrite),
+    /// Calls the handler that the key names. The answer is a [list of tensors](crate::TensorList).
+    Call(CallTerms),
+    /// Among the arguments of calls that the sender has made: a [list of tensors](crate::TensorList), which is taken.
+    Arguments(NonZeroU64),
+}
+
+/// What a call says besides the name of its handler and the arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CallTerms {
+    /// How long the caller waits for the answer, in milliseconds. The largest number stands for every longer time, too.
+    pub limit_ms: u32,
+    /// The arguments, if the other side is to request them. `None` if they are in the request.
+    pub offered: Option<OfferedArguments>,
+}
+
+/// Arguments of a call, which are too long for its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OfferedArguments {
+    /// The number with which they are requested.
+    pub number: NonZeroU64,
+    /// Bytes of their list.
+    pub bytes: u64,
 }
 
 /// A write of pages, which waits at the receiver until the sender requests them.
@@ -83,7 +105,18 @@ impl Scope {
                 | Self::Slice
                 | Self::SetSlice(_)
                 | Self::Pages(_)
+                | Self::Arguments(_)
         )
+    }
+
+    /// Whether the request contains the arguments of a call.
+    pub(crate) fn has_arguments(self) -> bool {
+        matches!(self, Self::Call(CallTerms { offered: None, .. }))
+    }
+
+    /// Whether the peer has asked for the request: it gets an answer at once, and does not count among the agreed number of requests.
+    pub(crate) fn is_pull(self) -> bool {
+        matches!(self, Self::Pages(Some(_)) | Self::Arguments(_))
     }
 
     /// The step, for a value of one.
@@ -98,7 +131,9 @@ impl Scope {
             | Self::Slice
             | Self::SetSlice(_)
             | Self::Pages(_)
-            | Self::PageWrite(_) => None,
+            | Self::PageWrite(_)
+            | Self::Call(_)
+            | Self::Arguments(_) => None,
         }
     }
 
@@ -111,7 +146,12 @@ impl Scope {
     pub(crate) fn is_remembered(self) -> bool {
         !matches!(
             self,
-            Self::Set(_) | Self::SetContent(_) | Self::SetSlice(_) | Self::Pages(_) | Self::PageWrite(_)
+            Self::Set(_)
+                | Self::SetContent(_)
+                | Self::SetSlice(_)
+                | Self::Pages(_)
+                | Self::PageWrite(_)
+                | Self::Arguments(_)
         )
     }
 }
@@ -180,6 +220,9 @@ pub struct TensorRequest {
     pub known: Arc<[Metadata]>,
     /// How the receiver wants the content.
     pub want: Want,
+    /// The arguments of a call, encoded, of at most [`EAGER_BYTES_MAX`](crate::limits::EAGER_BYTES_MAX) bytes. Present exactly for a
+    /// [call](Scope::Call) that offers none.
+    pub arguments: Option<Arc<[u8]>>,
 }
 
 /// How a receiver wants the content of a value whose metadata it knows.

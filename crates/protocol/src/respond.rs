@@ -53,7 +53,7 @@ impl<C: Channel> Connection<C> {
             let values = source.subscribe((request.scope, &request.key), terms);
             return self.waiting(request, source, Asked::Each(terms, values));
         }
-        let taken = source.take(request.scope, &request.key);
+        let taken = source.take(&request);
         if let Take::Now(Ok(value)) = &taken
             && self.agreed().may_answer_now(&request, S::metadata(value), S::bytes(value))
         {

@@ -29,6 +29,7 @@ fn ring_records_name_keys_by_number() {
         key,
         known: [].into(),
         want: Want::Write(None),
+        arguments: None,
     };
     let message = Message::TensorRequest(request);
     let counts = Counts::default();
@@ -109,6 +110,7 @@ fn ring_records_hold_several_requests_each_with_its_form_and_at_most_as_many_as_
         key: key.into(),
         known: [].into(),
         want: Want::Write(None),
+        arguments: None,
     };
     let requests = vec![request(1, "a"), request(2, "b"), request(3, "a"), request(4, "c")];
     let message = Message::TensorRequests(requests);

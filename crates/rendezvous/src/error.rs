@@ -1,6 +1,7 @@
 //! The errors of workers.
 
 mod loss;
+mod status;
 
 use std::{fmt, time::Duration};
 

@@ -27,6 +27,7 @@ mod log;
 
 pub mod control;
 
+pub mod calls;
 mod compat;
 mod connection;
 mod error;

@@ -104,6 +104,10 @@ pub mod settings {
 #[doc(inline)]
 pub use tensorwire_rendezvous::sets;
 
+/// Calls: a peer's function of tensors, answered by a handler.
+#[doc(inline)]
+pub use tensorwire_rendezvous::calls;
+
 /// Pages: memory of fixed size that peers read and write by number, such as the blocks of a key-value cache.
 #[doc(inline)]
 pub use tensorwire_rendezvous::pages;

@@ -29,7 +29,7 @@ use crate::{
 /// How a request names its key. A list of pages is seldom requested twice, so its key gets no number.
 fn form_of(request: &TensorRequest, names: &mut Names) -> NameForm {
     match request.scope {
-        Scope::Pages(_) | Scope::PageWrite(_) => NameForm::Plain,
+        Scope::Pages(_) | Scope::PageWrite(_) | Scope::Arguments(_) => NameForm::Plain,
         _ => names.form(&request.key),
     }
 }

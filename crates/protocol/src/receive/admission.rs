@@ -158,11 +158,6 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         })
     }
 
-    /// Whether the peer has asked for this request, by a write of pages.
-    fn is_pull(&self) -> bool {
-        matches!(self.scope, Scope::Pages(Some(_)))
-    }
-
     /// Opens a request that the peer has asked for: over the same connection, also if that is retired, and before other receives, which may
     /// wait for the peer.
     fn pull(
@@ -172,7 +167,8 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
     ) -> Result<Attempt<C::Lent>, TransferError> {
         state.failure()?;
         if !state.requests.has_room_for_pull() {
-            let message = "too many writes of pages are under way: wait for those that were given up";
+            let message =
+                "too many writes of pages and calls are under way: wait for those that were given up";
             return Err(TransferError::Local(Status::new(Code::ResourceExhausted, message)));
         }
         self.places(&state.requests, wanted)?;
@@ -185,7 +181,7 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         wanted: (&str, Option<&Arc<[Metadata]>>),
         after: &mut After<C::Lent>,
     ) -> Result<Attempt<C::Lent>, TransferError> {
-        if self.is_pull() {
+        if self.scope.is_pull() {
             return self.pull(state, wanted);
         }
         state.admits()?;
@@ -249,7 +245,8 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
     ) -> Result<Admission<C::Lent>, TransferError> {
         places.leave(&mut state.requests, after);
         let Places { known, step_key, .. } = places;
-        let opened = if self.is_pull() { state.requests.open_pull() } else { state.requests.open(step_key) };
+        let opened =
+            if self.scope.is_pull() { state.requests.open_pull() } else { state.requests.open(step_key) };
         let index = opened.ok_or_else(TransferError::gone)?;
         if terms.options.awaiting == Awaiting::Together
             || !state.line.has_no_message()
@@ -258,7 +255,8 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
             return Ok(Admission::Request { index, known, first: None });
         }
         let (key, metadata) = (known.key.clone(), known.metadata.clone());
-        let request = TensorRequest { index, scope: self.scope, key, known: metadata, want: Want::Eager };
+        let (scope, arguments) = (self.scope, terms.allocator.arguments());
+        let request = TensorRequest { index, scope, key, known: metadata, want: Want::Eager, arguments };
         let posted = state.post(&Message::TensorRequest(request));
         let is_posted = posted.inspect_err(|error| {
             state.requests.release(index, after);

@@ -314,7 +314,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
             self.allocate_first(allocator, scope, known).await?
         };
         let is_view = want == Want::View;
-        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        let (index, key, arguments) = (self.index, key.clone(), allocator.arguments());
+        let request = TensorRequest { index, scope, key, known, want, arguments };
         let request = Some(Message::TensorRequest(request));
         // The table has the memory from the first poll on, unless the connection is over.
         let asking = Asking { index: self.index, request, lent: &mut lent, together: is_together };

@@ -158,7 +158,7 @@ impl<C: Channel> Subscription<C> {
 
     async fn ask(&self, index: RequestIndex) -> Result<(), TransferError> {
         let (scope, key, want) = (self.scope, self.key.clone(), Want::Each(self.terms));
-        let request = TensorRequest { index, scope, key, known: Arc::default(), want };
+        let request = TensorRequest { index, scope, key, known: Arc::default(), want, arguments: None };
         Ok(send(&*self.connection, Message::TensorRequest(request)).await?)
     }
 

@@ -7,11 +7,12 @@ use std::{
 
 use crate::{Metadata, Scope, key::KeyHash, limits::KNOWN_BYTES_MAX};
 
-/// The two name spaces of keys. A key's metadata is the same in every step.
+/// The name spaces of keys. A key's metadata is the same in every step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Step,
     Published,
+    Call,
 }
 
 impl From<Scope> for Kind {
@@ -26,7 +27,9 @@ impl From<Scope> for Kind {
             | Scope::Slice
             | Scope::SetSlice(_)
             | Scope::Pages(_)
-            | Scope::PageWrite(_) => Self::Published,
+            | Scope::PageWrite(_)
+            | Scope::Arguments(_) => Self::Published,
+            Scope::Call(_) => Self::Call,
         }
     }
 }
@@ -42,6 +45,7 @@ pub struct MetadataCache {
     per_key: usize,
     steps: MetadataByKey,
     published: MetadataByKey,
+    calls: MetadataByKey,
     /// Each entry once, oldest first.
     order: VecDeque<(Kind, Arc<str>)>,
     /// Grows with every change of what a lookup finds.
@@ -51,8 +55,8 @@ pub struct MetadataCache {
 impl MetadataCache {
     /// An empty cache of at most `capacity` keys, with at most `per_key` metadata each.
     pub fn new(capacity: usize, per_key: usize) -> Self {
-        let (steps, published) = (HashMap::default(), HashMap::default());
-        Self { capacity, per_key, steps, published, order: VecDeque::new(), changes: 0 }
+        let [steps, published, calls] = [(); 3].map(|()| HashMap::default());
+        Self { capacity, per_key, steps, published, calls, order: VecDeque::new(), changes: 0 }
     }
 
     /// Entries now.
@@ -80,6 +84,7 @@ impl MetadataCache {
         let entries = match Kind::from(scope) {
             Kind::Step => &self.steps,
             Kind::Published => &self.published,
+            Kind::Call => &self.calls,
         };
         entries.get_key_value(key)
     }
@@ -110,6 +115,7 @@ impl MetadataCache {
         match kind {
             Kind::Step => &mut self.steps,
             Kind::Published => &mut self.published,
+            Kind::Call => &mut self.calls,
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{collections::VecDeque, task::Waker};
 use crate::{
     Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Want,
     after::After,
-    limits::{METADATA_CACHE_MAX, PAGE_PULLS_MAX, STASH_MAX},
+    limits::{METADATA_CACHE_MAX, PULLS_MAX, STASH_MAX},
     queue::WaitQueue,
 };
 pub(crate) use arrivals::{Arrived, ArrivedResult};
@@ -108,7 +108,7 @@ impl<L> Requests<L> {
 
     /// Whether another request for pages of a write of the peer may be outstanding.
     pub(crate) fn has_room_for_pull(&self) -> bool {
-        self.outstanding() < (self.capacity + PAGE_PULLS_MAX) as usize
+        self.outstanding() < (self.capacity + PULLS_MAX) as usize
     }
 
     fn outstanding(&self) -> usize {
@@ -162,8 +162,7 @@ impl<L> Requests<L> {
     }
 
     fn grow(&mut self) -> Option<u32> {
-        let slot =
-            u32::try_from(self.slots.len()).ok().filter(|&slot| slot < self.capacity + PAGE_PULLS_MAX)?;
+        let slot = u32::try_from(self.slots.len()).ok().filter(|&slot| slot < self.capacity + PULLS_MAX)?;
         self.slots.push(Slot { generation: 0, entry: None });
         // Reserves room for every slot in each queue, so that a drop need not allocate.
         let slots = self.slots.len();

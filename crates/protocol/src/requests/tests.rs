@@ -20,7 +20,14 @@ fn status() -> Status {
 
 fn request(index: RequestIndex, known: Option<u64>) -> TensorRequest {
     let known = known.map(metadata).into_iter().collect();
-    TensorRequest { index, scope: Scope::Published, key: "a".into(), known, want: Want::Write(None) }
+    TensorRequest {
+        index,
+        scope: Scope::Published,
+        key: "a".into(),
+        known,
+        want: Want::Write(None),
+        arguments: None,
+    }
 }
 
 fn description(index: RequestIndex, length: u64) -> MetaDataResponse {

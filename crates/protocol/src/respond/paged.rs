@@ -1,9 +1,10 @@
-//! A response whose content consists of pages of the sender's memory, which go to pages of the receiver's.
+//! A response whose content consists of several pieces of the sender's memory, which go to places in the receiver's: pages, or the tensors
+//! of a list.
 
 use std::pin::pin;
 
 use super::{Ended, Response, TakenValue, length_of};
-use crate::{Channel, Code, Destination, Metadata, Source, Status, TensorRequest, Want};
+use crate::{Channel, Code, Destination, Metadata, Scope, Source, Status, TensorRequest, Want};
 
 impl<C: Channel> Response<C> {
     /// Writes the pages when it is their turn, and waits until they may be reused.
@@ -14,7 +15,7 @@ impl<C: Channel> Response<C> {
         pages: Vec<(C::Bytes, u64)>,
         taken: &mut TakenValue<S>,
     ) {
-        let (destination, pages) = match self.prepare(request, metadata, pages).await {
+        let ((which, destination), pages) = match self.prepare(request, metadata, pages).await {
             Ok(Ok(prepared)) => prepared,
             Ok(Err(status)) => {
                 taken.dispose();
@@ -22,12 +23,38 @@ impl<C: Channel> Response<C> {
             }
             Err(Ended) => return,
         };
-        let (connection, immediate) = (self.connection.clone(), self.index.immediate(0));
+        let mut pages = pages;
+        if !matches!(request.scope, Scope::Pages(_))
+            && self.write_pieces_ahead(metadata, &mut pages, destination).await.is_err()
+        {
+            return;
+        }
+        let (connection, immediate) = (self.connection.clone(), self.index.immediate(which));
         let (mut pages, channel) = (Some(pages), connection.channel());
         self.post(metadata.byte_length, taken, || {
             channel.write_pages(pages.take().unwrap_or_default(), destination, immediate)
         })
         .await;
+    }
+
+    /// Writes a part of a long list of tensors before its turn comes, as [`write_ahead`](Self::write_ahead) does.
+    async fn write_pieces_ahead(
+        &self,
+        metadata: &Metadata,
+        pieces: &mut Vec<(C::Bytes, u64)>,
+        destination: Destination,
+    ) -> Result<(), Ended> {
+        let piece_bytes = self.connection.agreed().piece_bytes;
+        let Some(piece_bytes) = piece_bytes.filter(|piece| u64::from(*piece) < metadata.byte_length) else {
+            return Ok(());
+        };
+        self.connection.lock().responses.begun(self.index);
+        let written = self.connection.channel().write_pieces_ahead(pieces, destination, piece_bytes);
+        let written = self.unless_cancelled(pin!(written)).await?;
+        written.map_err(|error| {
+            self.connection.fail(&error.0);
+            Ended
+        })
     }
 
     /// Checks the pages, and makes them sendable. Returns the receiver's memory, too.
@@ -36,13 +63,18 @@ impl<C: Channel> Response<C> {
         request: &TensorRequest,
         metadata: &Metadata,
         mut pages: Vec<(C::Bytes, u64)>,
-    ) -> Result<Result<(Destination, Vec<(C::Bytes, u64)>), Status>, Ended> {
+    ) -> Result<Result<(Room, Vec<(C::Bytes, u64)>), Status>, Ended> {
         let channel = self.connection.channel();
-        let checked = self.room(request, metadata).and_then(|room| {
-            check_places(&pages, room)?;
-            channel.check_pages(&pages)?;
-            Ok(room)
-        });
+        let room = match request.scope {
+            Scope::Pages(_) => self.room_for_pages(request, metadata),
+            _ => self.room(request, metadata).await?,
+        };
+        let checked = match room {
+            Ok(room) => {
+                check_places(&pages, room.1).and_then(|()| channel.check_pages(&pages)).map(|()| room)
+            }
+            Err(status) => Err(status),
+        };
         let room = match checked {
             Ok(room) => room,
             Err(status) => return Ok(Err(status)),
@@ -56,14 +88,33 @@ impl<C: Channel> Response<C> {
         Ok(Ok((room, pages)))
     }
 
-    /// The receiver's memory, for a content of this metadata.
-    fn room(&self, request: &TensorRequest, metadata: &Metadata) -> Result<Destination, Status> {
+    /// The receiver's memory, for a content of this metadata. It is asked for, unless the request has some. Requests for pages have, because
+    /// the pages have places of their own there.
+    async fn room(
+        &self,
+        request: &TensorRequest,
+        metadata: &Metadata,
+    ) -> Result<Result<Room, Status>, Ended> {
+        let known = if self.connection.agreed().describes_first() { &[] } else { &*request.known };
+        let which = known.iter().position(|known| known == metadata);
+        if let (Some(which), Want::Write(Some(destination))) = (which, request.want) {
+            Ok(Ok((which, destination)))
+        } else {
+            let destination = self.describe_and_wait(metadata, None).await?;
+            let missing =
+                || Status::new(Code::InvalidArgument, "the request names no memory for the content");
+            Ok(destination.map(|destination| (0, destination)).ok_or_else(missing))
+        }
+    }
+
+    /// The receiver's memory, for pages of this metadata.
+    fn room_for_pages(&self, request: &TensorRequest, metadata: &Metadata) -> Result<Room, Status> {
         if self.connection.agreed().validation.is_on() {
             let message = "pages are not validated: connect without validation, or fetch a tensor instead";
             return Err(Status::new(Code::FailedPrecondition, message));
         }
         match request.want {
-            Want::Write(Some(destination)) if *request.known == [metadata.clone()] => Ok(destination),
+            Want::Write(Some(destination)) if *request.known == [metadata.clone()] => Ok((0, destination)),
             _ => {
                 let message = format!(
                     "the pages have {} bytes, for which the request has no room",
@@ -75,6 +126,9 @@ impl<C: Channel> Response<C> {
     }
 }
 
+/// Which of the known metadata the content has, and the memory for it.
+type Room = (usize, Destination);
+
 /// Checks that each page lies in the receiver's memory. Whether it was granted, the fabric checks.
 fn check_places<B: AsRef<[u8]>>(pages: &[(B, u64)], room: Destination) -> Result<(), Status> {
     let fits = |(bytes, place): &(B, u64)| {
@@ -83,5 +137,5 @@ fn check_places<B: AsRef<[u8]>>(pages: &[(B, u64)], room: Destination) -> Result
     if pages.iter().all(fits) {
         return Ok(());
     }
-    Err(Status::new(Code::InvalidArgument, "a page would lie outside of the receiver's arena"))
+    Err(Status::new(Code::InvalidArgument, "a page would lie outside of the receiver's memory"))
 }

@@ -15,7 +15,7 @@ use subscription::Subscribed;
 
 use crate::{
     Agreed, Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Status, StepId,
-    TensorRequest, Want, limits::PAGE_PULLS_MAX,
+    TensorRequest, Want, limits::PULLS_MAX,
 };
 
 /// How many replies may be owed above the agreed number of requests before the peer is refused.
@@ -135,7 +135,7 @@ struct Written {
 impl Responses {
     pub(crate) fn new(agreed: Agreed) -> Self {
         Self {
-            unanswered_max: (agreed.requests_max + PAGE_PULLS_MAX) as usize + OWED_SLACK,
+            unanswered_max: (agreed.requests_max + PULLS_MAX) as usize + OWED_SLACK,
             has_result_slots: agreed.has_result_slots(),
             entries: HashMap::default(),
             owed: VecDeque::new(),

@@ -38,7 +38,14 @@ fn responses() -> Responses {
 
 fn request(index: u32) -> TensorRequest {
     let (key, known) = ("a".into(), Default::default());
-    TensorRequest { index: RequestIndex(index), scope: Scope::Published, key, known, want: Want::Eager }
+    TensorRequest {
+        index: RequestIndex(index),
+        scope: Scope::Published,
+        key,
+        known,
+        want: Want::Eager,
+        arguments: None,
+    }
 }
 
 fn destination() -> Option<Destination> {

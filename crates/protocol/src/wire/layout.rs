@@ -12,10 +12,10 @@ use super::{
     },
 };
 use crate::{
-    BufferRequest, Buffers, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
-    MetaDataResponse, Metadata, Note, Offered, PageWrite, RequestIndex, ResultSlot, Scope, SetContent, Shape,
-    Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, VersionNotice, Want,
-    Wanted,
+    BufferRequest, Buffers, CallTerms, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
+    MetaDataResponse, Metadata, Note, Offered, OfferedArguments, PageWrite, RequestIndex, ResultSlot, Scope,
+    SetContent, Shape, Status, StepId, SubscriptionTerms, TensorList, TensorReRequest, TensorRequest,
+    TensorWrite, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -57,6 +57,7 @@ fn request(known: &[Metadata], want: Want) -> TensorRequest {
         key: KEY.into(),
         known: Arc::from(known),
         want,
+        arguments: None,
     }
 }
 
@@ -226,6 +227,34 @@ fn pages(page: &mut Page) {
         answer has no bytes, and comes when the pages are there.";
     let write = Scope::PageWrite(PageWrite { number, note: Some(7) });
     record("TENSOR_REQUEST, write of pages", about, write, request(&[], Want::Write(None)));
+    calls(page);
+}
+
+fn calls(page: &mut Page) {
+    let mut record = |name, about, scope, request| {
+        let request = TensorRequest { scope, key: "embed".into(), ..request };
+        page.record(name, about, &[NameForm::Define(2)], &Message::TensorRequest(request));
+    };
+    let list = TensorList::new(vec![matrix()]).unwrap();
+    let mut content = list.head();
+    content.resize(list.byte_length() as usize, 0);
+    let about = "Calls the handler that the key names (scope 13). The arguments are a list of tensors: its head has its length, the number of \
+        tensors, and the metadata of each. Then come the contents of fewer than 1,024 bytes, each at a multiple of 16 bytes from the \
+        beginning of the list, and then the others, each at a multiple of 64. The answer is such a list, too.";
+    let (call, unknown) = (CallTerms { limit_ms: 60_000, offered: None }, request(&[], Want::Write(None)));
+    let arguments = Some(content.into());
+    record("TENSOR_REQUEST, call", about, Scope::Call(call), TensorRequest { arguments, ..unknown.clone() });
+    let number = NonZeroU64::MIN;
+    let offered = Some(OfferedArguments { number, bytes: 1 << 20 });
+    let about = "Calls the handler with arguments that it requests (scope 14).";
+    record(
+        "TENSOR_REQUEST, offering call",
+        about,
+        Scope::Call(CallTerms { offered, ..call }),
+        unknown.clone(),
+    );
+    let about = "For the arguments of a call (scope 15).";
+    record("TENSOR_REQUEST, arguments", about, Scope::Arguments(number), unknown);
 }
 
 fn answers(page: &mut Page) {

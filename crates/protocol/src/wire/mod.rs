@@ -16,6 +16,7 @@ pub mod control;
 mod layout;
 pub mod record;
 mod scope;
+pub mod tensors;
 
 pub use crate::WireError;
 pub(crate) use codec::check_metadata;
@@ -152,6 +153,9 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
             writer.u8(values);
             writer.u8(if every { EACH_EVERY } else { 0 } | if view { EACH_VIEW } else { 0 });
         }
+    }
+    if request.scope.has_arguments() {
+        writer.bytes(request.arguments.as_deref().unwrap_or_default());
     }
 }
 
@@ -406,7 +410,12 @@ fn read_request(
         value => return Err(WireError::Unknown { field: "want", value: value.into() }),
     };
     check_want(&known, want)?;
-    Ok(TensorRequest { index, scope, key, known, want })
+    let arguments = if scope.has_arguments() {
+        Some(Arc::from(reader.bytes("arguments", EAGER_BYTES_MAX as usize)?))
+    } else {
+        None
+    };
+    Ok(TensorRequest { index, scope, key, known, want, arguments })
 }
 
 #[inline(always)]

@@ -3,7 +3,8 @@
 use std::num::NonZeroU64;
 
 use super::codec::{Reader, Writer};
-use crate::{Offered, PageWrite, Scope, SetContent, StepId, Wanted, WireError};
+use crate::limits::TENSOR_BYTES_MAX;
+use crate::{CallTerms, Offered, OfferedArguments, PageWrite, Scope, SetContent, StepId, Wanted, WireError};
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
@@ -31,6 +32,13 @@ const SCOPE_PAGES: u8 = 10;
 const SCOPE_PAGE_WRITE: u8 = 11;
 /// As `SCOPE_PAGE_WRITE`, with the `u64` note that follows the number.
 const SCOPE_NOTED_WRITE: u8 = 12;
+
+/// A call with the `u32` limit that follows, in milliseconds. Its arguments end the request.
+const SCOPE_CALL: u8 = 13;
+/// As `SCOPE_CALL`; the `u64` number and the `u64` length of the arguments follow, which are not in the request.
+const SCOPE_OFFERING_CALL: u8 = 14;
+/// The arguments of the `u64` number that follows.
+const SCOPE_ARGUMENTS: u8 = 15;
 
 /// Added to the number of the last content that a receiver needs.
 const SET_CONTENT_LAST: u32 = 1 << 31;
@@ -88,6 +96,18 @@ pub(super) fn write(writer: &mut Writer<'_>, scope: Scope) {
             writer.u64(number.get());
             note.into_iter().for_each(|note| writer.u64(note));
         }
+        Scope::Call(CallTerms { limit_ms, offered }) => {
+            writer.u8(if offered.is_some() { SCOPE_OFFERING_CALL } else { SCOPE_CALL });
+            writer.u32(limit_ms);
+            if let Some(OfferedArguments { number, bytes }) = offered {
+                writer.u64(number.get());
+                writer.u64(bytes);
+            }
+        }
+        Scope::Arguments(number) => {
+            writer.u8(SCOPE_ARGUMENTS);
+            writer.u64(number.get());
+        }
     }
 }
 
@@ -118,17 +138,38 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
         SCOPE_SLICE => Ok(Scope::Slice),
         SCOPE_SET_SLICE => read_set_content(reader).map(Scope::SetSlice),
         SCOPE_PAGES => Ok(Scope::Pages(NonZeroU64::new(reader.u64("write")?))),
-        SCOPE_PAGE_WRITE => Ok(Scope::PageWrite(PageWrite { number: read_write(reader)?, note: None })),
+        SCOPE_PAGE_WRITE => {
+            Ok(Scope::PageWrite(PageWrite { number: read_number(reader, "write")?, note: None }))
+        }
         SCOPE_NOTED_WRITE => {
-            let (number, note) = (read_write(reader)?, Some(reader.u64("note")?));
+            let (number, note) = (read_number(reader, "write")?, Some(reader.u64("note")?));
             Ok(Scope::PageWrite(PageWrite { number, note }))
         }
+        SCOPE_CALL => Ok(Scope::Call(CallTerms { limit_ms: reader.u32("limit")?, offered: None })),
+        SCOPE_OFFERING_CALL => {
+            let (limit_ms, number) = (reader.u32("limit")?, read_number(reader, "arguments")?);
+            let offered = Some(OfferedArguments { number, bytes: read_length(reader)? });
+            Ok(Scope::Call(CallTerms { limit_ms, offered }))
+        }
+        SCOPE_ARGUMENTS => Ok(Scope::Arguments(read_number(reader, "arguments")?)),
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),
     }
 }
 
-fn read_write(reader: &mut Reader<'_>) -> Result<NonZeroU64, WireError> {
-    NonZeroU64::new(reader.u64("write")?).ok_or(WireError::Unknown { field: "write", value: 0 })
+fn read_number(reader: &mut Reader<'_>, field: &'static str) -> Result<NonZeroU64, WireError> {
+    NonZeroU64::new(reader.u64(field)?).ok_or(WireError::Unknown { field, value: 0 })
+}
+
+/// Bytes of a content.
+fn read_length(reader: &mut Reader<'_>) -> Result<u64, WireError> {
+    let field = "bytes of the arguments";
+    let bytes = reader.u64(field)?;
+    if bytes > TENSOR_BYTES_MAX {
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let limit = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(usize::MAX);
+        return Err(WireError::TooLong { field, length, limit });
+    }
+    Ok(bytes)
 }
 
 fn read_set_content(reader: &mut Reader<'_>) -> Result<SetContent, WireError> {

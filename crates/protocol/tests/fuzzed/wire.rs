@@ -2,7 +2,7 @@
 //! error.
 
 use tensorwire_protocol::{
-    Message, Mode, Status, WireError,
+    Message, Mode, Status, TensorList, WireError,
     limits::{MESSAGE_BYTES_MAX, NAMES_MAX, REQUESTS_PER_MESSAGE_MAX, STATUS_MESSAGE_BYTES_MAX},
     names::NameTable,
     text::is_active,
@@ -24,6 +24,7 @@ fn displayed(error: &WireError) {
 /// A message of a ring, without and with a length that fits.
 pub(crate) fn message(data: &[u8]) {
     for bytes in [data.to_vec(), framed(data)] {
+        tensors(&bytes);
         match wire::decode(&bytes) {
             Ok(message) => {
                 let again = wire::encode(&message);
@@ -35,6 +36,17 @@ pub(crate) fn message(data: &[u8]) {
             }
             Err(error) => displayed(&error),
         }
+    }
+}
+
+/// A list of tensors.
+fn tensors(bytes: &[u8]) {
+    match TensorList::read(bytes) {
+        Ok(list) => {
+            assert!(bytes.starts_with(&list.head()) && list.byte_length() == bytes.len() as u64);
+            assert!(list.tensors().all(|(metadata, place)| place.end - place.start == metadata.byte_length));
+        }
+        Err(error) => displayed(&error),
     }
 }
 

@@ -413,6 +413,7 @@ fn request(index: u32, key: &str) -> Message {
         key: key.into(),
         known: [].into(),
         want: tensorwire_protocol::Want::Write(None),
+        arguments: None,
     })
 }
 

@@ -6,11 +6,11 @@
 use std::{num::NonZeroU64, sync::Arc};
 
 use tensorwire_protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, BufferRequest, Buffers, Channel, Code, Connection, DataType,
-    Destination, ErrorStatus, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Offered,
-    Parameters, RecordSlot, RequestIndex, Responded, ResultSlot, Scope, SetContent, Shape, Sharing, Status,
-    StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, Validation, VersionNotice, Want,
-    Wanted,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, BufferRequest, Buffers, CallTerms, Channel, Code, Connection,
+    DataType, Destination, ErrorStatus, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note,
+    Offered, OfferedArguments, Parameters, RecordSlot, RequestIndex, Responded, ResultSlot, Scope,
+    SetContent, Shape, Sharing, Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest,
+    TensorWrite, Validation, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control, RECORD_BYTES_MAX},
@@ -380,7 +380,12 @@ fn scope(input: &mut Input<'_>) -> Scope {
         1 => Scope::Versioned(Wanted::Now),
         2 => match u64::from(input.u8()) {
             version @ ..200 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version }),
-            number => Scope::Pages(NonZeroU64::new(number & 1)),
+            number @ 200..230 => Scope::Pages(NonZeroU64::new(number & 1)),
+            number @ 230..240 => Scope::Arguments(NonZeroU64::MIN.saturating_add(number & 1)),
+            number => {
+                let arguments = OfferedArguments { number: NonZeroU64::MIN, bytes: 5000 };
+                Scope::Call(CallTerms { limit_ms: 1, offered: (number & 1 == 0).then_some(arguments) })
+            }
         },
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
         4 => Scope::Set(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
@@ -389,6 +394,12 @@ fn scope(input: &mut Input<'_>) -> Scope {
         7 => Scope::SetSlice(SetContent { edition: input.u8().into(), number: 2, is_last: true }),
         step => Scope::Step(StepId(step as i64 & 1)),
     }
+}
+
+/// Of a call that offers none.
+fn arguments(scope: Scope) -> Option<Arc<[u8]>> {
+    let has_arguments = matches!(scope, Scope::Call(CallTerms { offered: None, .. }));
+    has_arguments.then(|| Arc::from([5, 0, 0, 0, 9]))
 }
 
 fn metadata(input: &mut Input<'_>) -> Metadata {
@@ -418,7 +429,8 @@ fn taking(input: &mut Input<'_>) -> Message {
         0 => {
             let (index, scope, key) = (index(input), scope(input), input.pick(&KEYS).into());
             let (known, want) = (Arc::default(), Want::Each(terms(input)));
-            Message::TensorRequest(TensorRequest { index, scope, key, known, want })
+            let arguments = arguments(scope);
+            Message::TensorRequest(TensorRequest { index, scope, key, known, want, arguments })
         }
         1 => Message::BufferResponse(buffers(input)),
         _ => Message::BufferIdle(buffers(input)),
@@ -453,7 +465,7 @@ fn request(input: &mut Input<'_>) -> TensorRequest {
         2 => Want::Write(Some(destination(input, 8))),
         _ => Want::Write((needed > 0).then(|| destination(input, needed))),
     };
-    TensorRequest { index, scope, key, known, want }
+    TensorRequest { index, scope, key, known, want, arguments: arguments(scope) }
 }
 
 fn message(kind: usize, input: &mut Input<'_>) -> Message {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
-    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want, limits::PAGE_PULLS_MAX,
+    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want, limits::PULLS_MAX,
 };
 
 use super::rules::RULES;
@@ -45,6 +45,7 @@ fn request(index: u32) -> TensorRequest {
         key,
         known: Arc::default(),
         want: Want::Write(None),
+        arguments: None,
     }
 }
 
@@ -202,7 +203,7 @@ fn d_duplicate_cancel() {
 #[test]
 fn d_flood_of_requests() {
     let mut lone = Lone::new(small());
-    let most = small().requests_max + PAGE_PULLS_MAX + 64;
+    let most = small().requests_max + PULLS_MAX + 64;
     for index in 0..most {
         lone.request(request(index));
     }
@@ -216,7 +217,7 @@ fn d_flood_of_requests() {
 #[test]
 fn d_flood_of_cancels() {
     let mut lone = Lone::new(small());
-    let most = small().requests_max + PAGE_PULLS_MAX + 64;
+    let most = small().requests_max + PULLS_MAX + 64;
     let mut last = Ok(None);
     for index in 0..=most {
         assert_eq!(last, Ok(None));

@@ -3,13 +3,13 @@
 use std::num::NonZeroU64;
 
 use tensorwire_protocol::{
-    Code, Destination, Metadata, Parameters, RequestIndex, Scope, Status, TensorRequest, TransferError,
-    Validation, Want, limits::PAGE_PULLS_MAX,
+    CallTerms, Code, Destination, Metadata, OfferedArguments, Parameters, RequestIndex, Scope, Status,
+    TensorRequest, TransferError, Validation, Want, limits::PULLS_MAX,
 };
 
 use crate::support::{
     STEP,
-    Side::A,
+    Side::{A, B},
     bytes_of,
     lone::Lone,
     pair::{Pair, original, settled, small},
@@ -25,7 +25,14 @@ fn into(capacity: u64) -> Want {
 }
 
 fn request(known: &[Metadata], want: Want) -> TensorRequest {
-    TensorRequest { index: RequestIndex(0), scope: PAGES, key: KEY.into(), known: known.into(), want }
+    TensorRequest {
+        index: RequestIndex(0),
+        scope: PAGES,
+        key: KEY.into(),
+        known: known.into(),
+        want,
+        arguments: None,
+    }
 }
 
 /// A sender with pages, which are asked for.
@@ -81,6 +88,24 @@ fn what_the_fabric_cannot_write_at_once_and_what_must_be_validated_is_refused() 
 }
 
 #[test]
+fn pieces_of_an_answer_to_a_call_go_to_known_room_or_ask_for_some() {
+    let offered = Some(OfferedArguments { number: NonZeroU64::MIN, bytes: 9 });
+    let call = Scope::Call(CallTerms { limit_ms: 7, offered });
+    for (parameters, known_rounds) in [(small(), 1), (original(), 0)] {
+        let mut pair = Pair::new(parameters);
+        for round in 0..3 {
+            pair.b.source.send_bytes(call, "f", 24, round);
+            let before = pair.counters().1.sent.meta_data_response;
+            assert_eq!(pair.pull(call, "f"), Ok((bytes_of(24), vec![round; 24])));
+            let asked = pair.counters().1.sent.meta_data_response - before;
+            assert_eq!(asked, u64::from(round == 0 || known_rounds == 0), "round {round}");
+            assert!(pair.wire.trace().contains(&(B, "pages")));
+            pair.assert_clean();
+        }
+    }
+}
+
+#[test]
 fn an_operation_that_stays_keeps_the_connection_from_being_retired() {
     let lone = Lone::new(small());
     let stays = [lone.connection.stay().unwrap(), lone.connection.stay().unwrap()];
@@ -119,7 +144,7 @@ fn a_pull_waits_for_no_other_receive_and_not_for_a_retired_connection() {
 fn pulls_in_excess_are_refused_here() {
     let write = Scope::Pages(Some(NonZeroU64::MIN));
     let mut pair = Pair::new(Parameters { requests_max: 2, ..small() });
-    let _pulls: Vec<_> = (0..2 + PAGE_PULLS_MAX).map(|_| pair.receive(A, write, KEY)).collect();
+    let _pulls: Vec<_> = (0..2 + PULLS_MAX).map(|_| pair.receive(A, write, KEY)).collect();
     pair.run();
     let refused = pair.receive(A, write, KEY);
     pair.run();

@@ -258,7 +258,7 @@ fn a_key_may_be_asked_for_twice_in_one_message_and_its_values_come_in_order() {
 
 fn request(index: u32, key: &str) -> TensorRequest {
     let (index, key) = (RequestIndex(index), key.into());
-    TensorRequest { index, scope: STEP, key, known: [].into(), want: Want::Write(None) }
+    TensorRequest { index, scope: STEP, key, known: [].into(), want: Want::Write(None), arguments: None }
 }
 
 #[test]

@@ -10,12 +10,13 @@
 mod control;
 mod shown;
 mod subscriptions;
+mod tensors;
 mod values;
 
 use proptest::prelude::*;
 use tensorwire_protocol::{
-    Code, DataType, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, Shape, Status,
-    TensorRequest, Want, WireError,
+    CallTerms, Code, DataType, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, Shape,
+    Status, TensorRequest, Want, WireError,
     limits::{
         EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, STATUS_DETAILS_BYTES_MAX,
         STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
@@ -90,7 +91,14 @@ fn request_for(key: &str, known: &[Metadata]) -> Message {
 
 fn request_with(key: &str, known: &[Metadata], want: Want) -> Message {
     let (index, scope) = (RequestIndex(0), Scope::Published);
-    Message::TensorRequest(TensorRequest { index, scope, key: key.into(), known: known.into(), want })
+    Message::TensorRequest(TensorRequest {
+        index,
+        scope,
+        key: key.into(),
+        known: known.into(),
+        want,
+        arguments: None,
+    })
 }
 
 fn response_of(metadata: Metadata) -> Message {
@@ -164,7 +172,15 @@ fn the_largest_message_fits() {
         loan_follows: false,
         checksum: None,
     };
-    let largest = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), Message::MetaDataResponse(response)];
+    // Only lists of tensors answer calls, so their metadata are short.
+    let lists = [4097, 5000, 6000, 7000]
+        .map(|bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap());
+    let Message::TensorRequest(request) = request_for(&"k".repeat(NAME_BYTES_MAX), &lists) else { panic!() };
+    let scope = Scope::Call(CallTerms { limit_ms: 1, offered: None });
+    let arguments = Some(vec![1; EAGER_BYTES_MAX as usize].into());
+    let call = Message::TensorRequest(TensorRequest { scope, arguments, ..request });
+    let requests = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), call];
+    let largest = requests.into_iter().chain([Message::MetaDataResponse(response)]);
     for message in largest {
         let bytes = wire::encode(&message);
         assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());

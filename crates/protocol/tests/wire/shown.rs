@@ -46,7 +46,7 @@ fn named(name: &str) -> [(&'static str, ControlFrame); 4] {
 
 fn request(key: &str) -> TensorRequest {
     let (index, scope, want) = (RequestIndex(0), Scope::Published, Want::Write(None));
-    TensorRequest { index, scope, key: key.into(), known: [].into(), want }
+    TensorRequest { index, scope, key: key.into(), known: [].into(), want, arguments: None }
 }
 
 #[test]

@@ -1,17 +1,18 @@
 //! Values of every kind, for properties.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, sync::Arc};
 
 use proptest::prelude::*;
 use tensorwire_protocol::{
-    BufferRequest, Buffers, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    Mode, Note, PageWrite, Parameters, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId,
-    SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, Validation, VersionNotice, Want, Wanted,
+    BufferRequest, Buffers, CallTerms, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse,
+    Metadata, Mode, Note, OfferedArguments, PageWrite, Parameters, RequestIndex, ResultSlot, Scope,
+    SetContent, Shape, Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite,
+    Validation, VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         NOTE_BYTES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX,
         RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
-        STATUS_MESSAGE_BYTES_MAX, SUBSCRIPTION_VALUES_MAX, WIRE_VERSION,
+        STATUS_MESSAGE_BYTES_MAX, SUBSCRIPTION_VALUES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
     text::escaped,
     wire::{
@@ -78,6 +79,13 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
         any::<u64>().prop_map(|write| Scope::Pages(NonZeroU64::new(write))),
         any::<(NonZeroU64, Option<u64>)>()
             .prop_map(|(number, note)| Scope::PageWrite(PageWrite { number, note })),
+        any::<NonZeroU64>().prop_map(Scope::Arguments),
+        (any::<u32>(), proptest::option::of((any::<NonZeroU64>(), 0..=TENSOR_BYTES_MAX))).prop_map(
+            |(limit_ms, offered)| {
+                let offered = offered.map(|(number, bytes)| OfferedArguments { number, bytes });
+                Scope::Call(CallTerms { limit_ms, offered })
+            }
+        ),
     ]
 }
 
@@ -103,7 +111,11 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
 
 pub(crate) fn request() -> impl Strategy<Value = TensorRequest> {
     let known = proptest::collection::vec(metadata(), 0..=4);
-    (index(), scope(), text(NAME_BYTES_MAX), known).prop_flat_map(|(index, scope, key, known)| {
+    let arguments = proptest::collection::vec(any::<u8>(), 0..=4096);
+    let parts = (index(), scope(), text(NAME_BYTES_MAX), known, arguments);
+    parts.prop_flat_map(|(index, scope, key, known, arguments)| {
+        let has_arguments = matches!(scope, Scope::Call(CallTerms { offered: None, .. }));
+        let arguments: Option<Arc<[u8]>> = has_arguments.then(|| arguments.into());
         let needed = largest(&known);
         let written = move || destination(needed).prop_map(|destination| Want::Write(Some(destination)));
         let want = match needed {
@@ -118,6 +130,7 @@ pub(crate) fn request() -> impl Strategy<Value = TensorRequest> {
             key: key.as_str().into(),
             known: known.clone().into(),
             want,
+            arguments: arguments.clone(),
         })
     })
 }

@@ -190,7 +190,9 @@ impl DataConnection {
             | Scope::Slice
             | Scope::SetSlice(_)
             | Scope::Pages(_)
-            | Scope::PageWrite(_) => return None,
+            | Scope::PageWrite(_)
+            | Scope::Call(_)
+            | Scope::Arguments(_) => return None,
             Scope::Published => return peers.find(name.key),
             Scope::Versioned(wanted) => (peers.find(name.key)?, wanted),
             Scope::Offered(offered) => {

@@ -219,6 +219,20 @@ impl Channel for FabricChannel {
         written.await.map_err(|error| lost(&error))
     }
 
+    async fn write_pieces_ahead(
+        &self,
+        pieces: &mut Vec<(Buf, u64)>,
+        destination: Destination,
+        piece_bytes: u32,
+    ) -> Result<(), ChannelError> {
+        if self.queue_pair.shared_memory().is_some() {
+            return Ok(());
+        }
+        let remote = |place: u64, length: u64| range_of(destination, place, length);
+        let written = self.pieces.write_list_ahead(&self.queue_pair, pieces, remote, piece_bytes as usize);
+        written.await.map_err(|error| lost(&error))
+    }
+
     fn write_content(
         &self,
         bytes: Option<Buf>,

@@ -1,6 +1,8 @@
 //! One data connection: a queue pair with the protocol on it, the task that drives it, and the answers to the peer's requests.
 
 mod answers;
+mod call_turns;
+mod calls;
 pub(crate) mod catalogue;
 pub(crate) mod driver;
 pub(crate) mod entries;
@@ -40,6 +42,7 @@ use tracing::Instrument as _;
 use crate::{
     connection::{
         answers::PeerAnswers,
+        call_turns::CallTurns,
         driver::{Arrivals, Driver, Work},
         entries::Entries,
         fabric_channel::FabricChannel,
@@ -128,8 +131,10 @@ impl DataConnection {
         let answers = PeerAnswers { queue_pair: queue_pair.clone(), entries: entries.clone() };
         let ways = (Arc::new(answers) as _, queue_pair.catalogue());
         let gathering = Gathering::new(channel.import.pool.clone());
-        let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
-        let turns = (refusals, gathering);
+        let requests_max = Agreed::of(&own, &peers).requests_max;
+        let refusals = Refusals::new(runtime.clone(), requests_max);
+        let call_turns = CallTurns::new(requests_max, values.calls.room(&peer.worker));
+        let turns = (refusals, gathering, call_turns);
         Arc::new_cyclic(|connection| Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,

@@ -33,9 +33,7 @@ use crate::{
     },
     values::{
         arenas::{ExposedArena, Outgoing, Written},
-        catalogue::Listing,
-        published::Edition,
-        sets::{bytes_of, encoded},
+        sets::bytes_of,
     },
 };
 
@@ -57,7 +55,7 @@ impl PeerValues {
         let arena = self.values.arenas.find(name)?;
         if moves.as_slice().is_empty() {
             let size = [arena.memory.page_bytes as u64, arena.memory.count().into()];
-            return Ok(unnamed(size.map(u64::to_le_bytes).as_flattened()));
+            return Ok(Taken::unnamed(size.map(u64::to_le_bytes).as_flattened()));
         }
         let shared = arena.memory.share(moves.as_slice().iter().map(|page| page.from), arena.token())?;
         let mut shared = Outgoing::OfArena(shared);
@@ -75,7 +73,8 @@ impl PeerValues {
         if moves.as_slice().is_empty() {
             return Err(Status::new(Code::InvalidArgument, "a request for pages of a write names some"));
         }
-        let mut write = self.values.arenas.take_write(number, &self.peer)?;
+        let gone = || Status::new(Code::NotFound, "the write has ended, or its pages were requested before");
+        let mut write = self.values.arenas.writes.take(number, &self.peer).ok_or_else(gone)?;
         let views = write.send();
         let page = |page: u32| {
             let outside = || Status::new(Code::InvalidArgument, format!("the write has no page {page}"));
@@ -100,12 +99,12 @@ impl PeerValues {
                 let scope = Scope::Pages(Some(write.number));
                 // Never alone: this runs in the connection's task.
                 let pulled = connection.pull_pages((&scope, &name), pages, Awaiting::Beside);
-                pulled.await.map_err(as_status)?;
+                pulled.await?;
             }
             if let Some(note) = write.note {
                 arena.deliver(Written { peer: peer.clone(), note }).await?;
             }
-            Ok(unnamed(&[]))
+            Ok(Taken::unnamed(&[]))
         }))
     }
 
@@ -116,22 +115,7 @@ impl PeerValues {
     ) -> Result<(Arc<DataConnection>, Arc<ExposedArena>, PageMoves), Status> {
         let (name, moves) = split(key)?;
         let arena = self.values.arenas.find(name)?;
-        let over = || Status::new(Code::Unavailable, "the connection is over");
-        let connection = self.connection.upgrade().ok_or_else(over)?;
-        Ok((connection, arena, moves))
-    }
-}
-
-/// Bytes that are published nowhere.
-fn unnamed(bytes: &[u8]) -> Taken {
-    Taken::Published(Edition::unnamed(0, encoded(bytes), Listing::Refused))
-}
-
-/// The status for a peer whose pages could not be requested.
-fn as_status(error: WorkerError) -> Status {
-    match error {
-        WorkerError::Remote { status, .. } | WorkerError::Local { status, .. } => status,
-        error => Status::new(Code::Unavailable, error.to_string()),
+        Ok((self.own_connection()?, arena, moves))
     }
 }
 

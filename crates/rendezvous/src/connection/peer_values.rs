@@ -10,7 +10,7 @@ use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
     Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, Sequenced, SetContent, Source, Status,
-    StepId, SubscriptionTerms, Take, Wanted,
+    StepId, SubscriptionTerms, Take, TensorRequest, Wanted,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,7 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     connection::{
-        DataConnection, gathering::Gathering, meter::Meter, refusals::Refusals, sent_pages::AnswerPages,
+        DataConnection,
+        call_turns::{CallPermits, CallTurns},
+        gathering::Gathering,
+        meter::Meter,
+        refusals::Refusals,
+        sent_pages::AnswerPages,
     },
     error::KeyEnd,
     values::{
@@ -26,7 +31,10 @@ use crate::{
         catalogue::Listing,
         device_copy::is_on_host,
         published::{Edition, WaitingAnswers},
-        sets::manifest::{MANIFEST, MANIFEST_DELTA},
+        sets::{
+            encoded,
+            manifest::{MANIFEST, MANIFEST_DELTA},
+        },
         steps::{Asked, StepRef},
         table::{TakenValue, dropped},
         tensor::Tensor,
@@ -51,6 +59,7 @@ pub(crate) struct PeerValues {
     answers: Arc<dyn WaitingAnswers>,
     refusals: Refusals,
     pub(super) gathering: Gathering,
+    pub(super) call_turns: CallTurns,
     /// The versions of sets that the peer is fetching, by the names of the sets.
     pins: Mutex<BTreeMap<Arc<str>, Pin>>,
     /// The connection with the peer, which owns this.
@@ -79,7 +88,7 @@ impl PeerValues {
         peer: &str,
         meter: Arc<Meter>,
         (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
-        (refusals, gathering): (Refusals, Gathering),
+        (refusals, gathering, call_turns): (Refusals, Gathering, CallTurns),
         connection: Weak<DataConnection>,
     ) -> Self {
         let device = peer.parse().unwrap_or_default();
@@ -95,6 +104,7 @@ impl PeerValues {
             answers,
             refusals,
             gathering,
+            call_turns,
             pins: Mutex::default(),
             connection,
         };
@@ -121,6 +131,11 @@ impl PeerValues {
             share(catalogue, &edition);
         }
         Ok(edition)
+    }
+
+    /// The connection, which owns this, while it lasts.
+    pub(super) fn own_connection(&self) -> Result<Arc<DataConnection>, Status> {
+        self.connection.upgrade().ok_or_else(|| Status::new(Code::Unavailable, "the connection is over"))
     }
 
     /// The answers that wait for publications.
@@ -255,6 +270,34 @@ impl PeerValues {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes what is at a place.
+    pub(super) fn take_at(&self, scope: Scope, key: &Arc<str>) -> Take<Taken, Taking> {
+        let take = match scope {
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                Take::Now(self.published(key).map(Taken::Published))
+            }
+            Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
+            Scope::Offered(offered) => Take::Now(self.offered(offered).map(Taken::Published)),
+            Scope::Set(wanted) => self.head(wanted, key),
+            Scope::SetContent(content) => Take::Now(self.set_content(key, content).map(Taken::Published)),
+            Scope::Slice | Scope::SetSlice(_) => self.slice(scope, key),
+            Scope::Pages(None) => Take::Now(self.pages(key)),
+            Scope::Pages(Some(write)) => Take::Now(self.pages_of_write(write, key)),
+            Scope::PageWrite(write) => self.page_write(key, write),
+            Scope::Step(step) => self.of_step((step, false), key),
+            Scope::StepNow(step) => self.of_step((step, true), key),
+            // Their arguments are in the request.
+            Scope::Call(_) | Scope::Arguments(_) => Take::Now(Err(Status::new(
+                Code::InvalidArgument,
+                "calls have no values that come one after the other",
+            ))),
+        };
+        if let Take::Now(Ok(taken)) = &take {
+            self.meter.sends(taken.tensor().metadata().byte_length);
+        }
+        take
+    }
+
     /// Takes a published tensor, once it is newer than `wanted`.
     fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
         let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
@@ -316,17 +359,24 @@ pub(crate) enum Taken {
     },
     /// A published or offered tensor, which stays so.
     Published(Edition),
-    /// A slice that was gathered.
+    /// A slice, or tensors that travel together, gathered into one run of bytes.
     Gathered {
         tensor: Tensor,
         /// The next one is gathered when this is dropped.
         _turn: OwnedSemaphorePermit,
+        /// What a call uses whose answer this is.
+        _permits: Option<CallPermits>,
     },
-    /// Pages of an arena.
+    /// Pages of an arena, or tensors that travel together.
     Pages(AnswerPages),
 }
 
 impl Taken {
+    /// Bytes that are published nowhere.
+    pub(super) fn unnamed(bytes: &[u8]) -> Self {
+        Self::Published(Edition::unnamed(0, encoded(bytes), Listing::Refused))
+    }
+
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
             Self::Step { value, on_host, .. } => on_host.as_deref().unwrap_or(&value.value.tensor),
@@ -342,26 +392,12 @@ impl Source for PeerValues {
     type Taken = Taken;
     type Taking = Taking;
 
-    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Taken, Taking> {
-        let take = match scope {
-            Scope::Published | Scope::Versioned(Wanted::Now) => {
-                Take::Now(self.published(key).map(Taken::Published))
-            }
-            Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
-            Scope::Offered(offered) => Take::Now(self.offered(offered).map(Taken::Published)),
-            Scope::Set(wanted) => self.head(wanted, key),
-            Scope::SetContent(content) => Take::Now(self.set_content(key, content).map(Taken::Published)),
-            Scope::Slice | Scope::SetSlice(_) => self.slice(scope, key),
-            Scope::Pages(None) => Take::Now(self.pages(key)),
-            Scope::Pages(Some(write)) => Take::Now(self.pages_of_write(write, key)),
-            Scope::PageWrite(write) => self.page_write(key, write),
-            Scope::Step(step) => self.of_step((step, false), key),
-            Scope::StepNow(step) => self.of_step((step, true), key),
-        };
-        if let Take::Now(Ok(taken)) = &take {
-            self.meter.sends(taken.tensor().metadata().byte_length);
+    fn take(&self, request: &TensorRequest) -> Take<Taken, Taking> {
+        match request.scope {
+            Scope::Call(terms) => self.call(terms, request),
+            Scope::Arguments(number) => self.arguments(number),
+            scope => self.take_at(scope, &request.key),
         }
-        take
     }
 
     fn subscribe(

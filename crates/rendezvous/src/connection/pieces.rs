@@ -48,6 +48,39 @@ impl Pieces {
         Ok(ahead as u64)
     }
 
+    /// The same of a content that consists of buffers without gaps between them, each with its place, of which `remote` makes a range of the
+    /// peer's memory. Leaves in `buffers` what is in the last piece.
+    ///
+    /// # Cancel safety
+    /// As [`write_ahead`](Self::write_ahead).
+    pub(super) async fn write_list_ahead(
+        &self,
+        queue_pair: &QueuePair,
+        buffers: &mut Vec<(Buf, u64)>,
+        remote: impl Fn(u64, u64) -> RemoteRange,
+        piece_bytes: usize,
+    ) -> Result<(), FabricError> {
+        let length = buffers.last().map_or(0, |(buffer, place)| place + buffer.len() as u64);
+        let ahead = length.saturating_sub(1) / piece_bytes as u64 * piece_bytes as u64;
+        let mut rest = Vec::new();
+        for (mut buffer, mut place) in buffers.drain(..) {
+            while place < ahead && !buffer.is_empty() {
+                let some = (ahead - place).min(piece_bytes as u64).min(buffer.len() as u64);
+                let local = buffer.slice(0..some as usize).unwrap_or_else(Buf::empty);
+                let remote = Some(remote(place, some));
+                self.post(queue_pair, &WorkRequest::Write { local, remote, immediate: None }).await?;
+                buffer = buffer.slice(some as usize..buffer.len()).unwrap_or_else(Buf::empty);
+                place += some;
+                yield_once().await;
+            }
+            if !buffer.is_empty() {
+                rest.push((buffer, place));
+            }
+        }
+        *buffers = rest;
+        Ok(())
+    }
+
     /// Posts a piece once so few are under way.
     async fn post(&self, queue_pair: &QueuePair, piece: &WorkRequest) -> Result<(), FabricError> {
         let mut under_way = self.under_way.lock().await;

@@ -1,24 +1,26 @@
-//! Pages of arenas that answer a peer's request.
+//! Pages of arenas, and tensors that travel together, which answer a peer's request.
 
 use std::sync::Weak;
 
 use tensorwire_memory::Buf;
-use tensorwire_protocol::{Code, Status, pages::PageMoves};
+use tensorwire_protocol::{Code, Metadata, Status, pages::PageMoves};
 
 use crate::{
-    connection::DataConnection,
+    connection::{DataConnection, call_turns::CallPermits},
     values::{arenas::Outgoing, sets::bytes_of, tensor::Tensor},
 };
 
-/// Pages that answer a request.
+/// Pages, or tensors that travel together, which answer a request.
 #[derive(Debug)]
 pub(crate) struct AnswerPages {
     /// What is sent, without its bytes.
     pub(super) described: Tensor,
-    /// Each with its place in the receiver's arena.
+    /// Each with its place in the receiver's memory.
     pub(super) pages: Vec<(Buf, u64)>,
     /// What must not end before they were written. `None` once this is dropped.
     held: Option<Outgoing>,
+    /// What a call uses whose answer this is.
+    _permits: Option<CallPermits>,
     connection: Weak<DataConnection>,
 }
 
@@ -43,7 +45,15 @@ impl AnswerPages {
         let bytes = pages.iter().map(|page| page.len() as u64).sum();
         let pages = pages.into_iter().zip(places).collect();
         let described = Tensor::received(bytes_of(bytes), Buf::empty(), None);
-        Ok(Self { described, pages, held: Some(held), connection })
+        Ok(Self { described, pages, held: Some(held), _permits: None, connection })
+    }
+}
+
+impl AnswerPages {
+    /// Tensors that travel together, with the metadata of their content. The fabric holds their memory while it writes them.
+    pub(super) fn of_list(pieces: Vec<(Buf, u64)>, metadata: Metadata, permits: Option<CallPermits>) -> Self {
+        let described = Tensor::received(metadata, Buf::empty(), None);
+        Self { described, pages: pieces, held: None, _permits: permits, connection: Weak::new() }
     }
 }
 

@@ -27,7 +27,7 @@ impl PeerValues {
         Take::Later(Box::pin(async move {
             let (tensor, turn) = gathering.gathered(cut).await?;
             meter.sends(tensor.metadata().byte_length);
-            Ok(Taken::Gathered { tensor, _turn: turn })
+            Ok(Taken::Gathered { tensor, _turn: turn, _permits: None })
         }))
     }
 

@@ -6,7 +6,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use tensorwire_protocol::{Code, Scope, Sequenced, Source as _, Status, StepId, SubscriptionTerms, Take};
+use tensorwire_protocol::{Code, Scope, Sequenced, Status, StepId, SubscriptionTerms, Take};
 
 use crate::{
     connection::peer_values::{PeerValues, Taken},
@@ -77,7 +77,7 @@ impl PeerValues {
     }
 
     async fn taken(&self, scope: Scope, key: &Arc<str>) -> Result<Taken, Status> {
-        match self.take(scope, key) {
+        match self.take_at(scope, key) {
             Take::Now(taken) => taken,
             Take::Later(taking) => taking.await,
         }

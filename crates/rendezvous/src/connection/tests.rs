@@ -3,7 +3,7 @@ mod mailbox;
 use std::collections::BTreeSet;
 
 use tensorwire_fabric::{PeerViolation, TokioRuntime};
-use tensorwire_protocol::{SetContent, Source as _, Take, Wanted};
+use tensorwire_protocol::{SetContent, Take, Wanted};
 
 use super::*;
 use crate::{
@@ -53,7 +53,7 @@ async fn s4_who_is_no_reader_gets_no_part_of_a_set_also_without_its_head() {
         let tensor = Tensor::from_values(worker.pool(), &[2], &[version, 5_u64]).unwrap();
         worker.set("s").commit(version, [("w", tensor)]).await.unwrap();
     }
-    let asked = |scope, key: &str| match values.take(scope, &key.into()) {
+    let asked = |scope, key: &str| match values.take_at(scope, &key.into()) {
         Take::Now(taken) => taken.map(|taken| taken.tensor().clone()),
         Take::Later(_) => panic!("{scope:?} waits"),
     };
@@ -73,6 +73,6 @@ async fn s4_who_is_no_reader_gets_no_part_of_a_set_also_without_its_head() {
     }
     let next = Scope::Set(Wanted::NewerThan { incarnation: 0, version: 0 });
     assert!(
-        matches!(values.take(next, &"s".into()), Take::Now(Err(status)) if status.code == Code::PermissionDenied)
+        matches!(values.take_at(next, &"s".into()), Take::Now(Err(status)) if status.code == Code::PermissionDenied)
     );
 }

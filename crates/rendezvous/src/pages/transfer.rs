@@ -24,7 +24,7 @@ use crate::{
     connection::DataConnection,
     error::{Transfer as Named, WorkerError},
     peer_memory::arena::{Ended, PageError, TakenPages, Token},
-    values::arenas::{Outgoing, PendingWrite},
+    values::arenas::Outgoing,
     worker::metrics::Timed,
 };
 
@@ -245,13 +245,7 @@ impl Plan {
 
     async fn transfer(&self, token: Token) -> Result<(), WorkerError> {
         let peer = &self.remote.peer;
-        let (connection, _stay) = loop {
-            let connection = peer.worker.node.connected(&peer.known).await?;
-            // Retired a moment ago: another one is in use.
-            if let Some(stay) = connection.stay() {
-                break (connection, stay);
-            }
-        };
+        let (connection, _stay) = peer.staying_connection().await?;
         match &self.local {
             Local::Read { from, into } => self.read(&connection, (from, into), token).await,
             Local::Write { .. } | Local::WriteBuffers(_) => self.write(&connection, token).await,
@@ -310,8 +304,7 @@ impl Plan {
         (pages, note): (Outgoing, Option<u64>),
     ) -> Result<(), WorkerError> {
         let peer = &self.remote.peer;
-        let pending = PendingWrite { peer: peer.name().to_owned(), pages };
-        let offered = peer.worker.node.values().arenas.offer(pending);
+        let offered = peer.worker.node.values().arenas.writes.offer(peer.name(), pages);
         let key = self.key(&moves);
         connection.write_pages(&self.named(&key), PageWrite { number: offered.number, note }).await
     }

@@ -121,6 +121,12 @@ pub(crate) enum ConnectionOrAttempt {
 }
 
 impl PeerState {
+    /// The incarnation of the open session.
+    fn life(&self) -> Option<u64> {
+        let live = self.sessions.iter().find(|session| !session.is_over());
+        live.map(|session| session.peer.incarnation)
+    }
+
     fn begin(&mut self) -> AttemptNumber {
         self.begun.0 += 1;
         self.begun
@@ -251,11 +257,15 @@ impl KnownPeer {
         Ok(())
     }
 
+    /// The incarnation in which the peer is connected, if it is.
+    pub(crate) fn life(&self) -> Option<u64> {
+        self.lock().life()
+    }
+
     /// Whether the peer is connected, in another incarnation than at the last call that returned true.
     pub(crate) fn take_life(&self) -> bool {
         let mut state = self.lock();
-        let live = state.sessions.iter().find(|session| !session.is_over());
-        let life = live.map(|session| session.peer.incarnation);
+        let life = state.life();
         let is_new = life.is_some() && life != state.taken;
         if is_new {
             state.taken = life;

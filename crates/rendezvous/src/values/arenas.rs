@@ -2,12 +2,8 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    num::NonZeroU64,
     pin::pin,
-    sync::{
-        Arc, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, MutexGuard, PoisonError},
 };
 
 use futures::FutureExt as _;
@@ -16,7 +12,10 @@ use tensorwire_protocol::{Code, Status, pages::PageMove};
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::peer_memory::arena::{ArenaMemory, PageError, SharedPages, TakenPages, Token};
+use crate::{
+    peer_memory::arena::{ArenaMemory, PageError, SharedPages, TakenPages, Token},
+    values::pending::Pending,
+};
 
 /// How many notes of one arena wait for the program. A write whose note finds no room waits.
 const NOTES_MAX: usize = 256;
@@ -35,8 +34,8 @@ pub struct Written {
 #[derive(Debug, Default)]
 pub(crate) struct Arenas {
     exposed: Mutex<BTreeMap<Arc<str>, Arc<ExposedArena>>>,
-    writes: Mutex<BTreeMap<NonZeroU64, PendingWrite>>,
-    latest: AtomicU64,
+    /// The pages of this worker's writes.
+    pub(crate) writes: Pending<Outgoing>,
 }
 
 /// An arena that peers may read and write.
@@ -114,14 +113,6 @@ impl ExposedArena {
     }
 }
 
-/// Pages that are to be written into a peer's arena.
-#[derive(Debug)]
-pub(crate) struct PendingWrite {
-    /// The only worker that may request them.
-    pub(crate) peer: String,
-    pub(crate) pages: Outgoing,
-}
-
 /// The pages of a write.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
@@ -136,20 +127,6 @@ impl Outgoing {
             Self::OfArena(pages) => pages.send(),
             Self::Buffers { pages, .. } => pages.clone(),
         }
-    }
-}
-
-/// Lets the peer request the pages of a write while it lives.
-#[derive(Debug)]
-pub(crate) struct OfferedWrite<'a> {
-    arenas: &'a Arenas,
-    pub(crate) number: NonZeroU64,
-}
-
-impl Drop for OfferedWrite<'_> {
-    fn drop(&mut self) {
-        let write = self.arenas.writes().remove(&self.number);
-        drop(write);
     }
 }
 
@@ -183,31 +160,7 @@ impl Arenas {
         found.ok_or_else(|| Status::new(Code::NotFound, format!("no arena is exposed under `{name}`")))
     }
 
-    /// Lets a peer request the pages of a write.
-    pub(crate) fn offer(&self, write: PendingWrite) -> OfferedWrite<'_> {
-        let number = NonZeroU64::MIN.saturating_add(self.latest.fetch_add(1, Ordering::Relaxed));
-        self.writes().insert(number, write);
-        OfferedWrite { arenas: self, number }
-    }
-
-    /// Takes the pages of the write that `peer` asks for, which it does once.
-    ///
-    /// # Errors
-    /// NOT_FOUND.
-    pub(crate) fn take_write(&self, number: NonZeroU64, peer: &str) -> Result<Outgoing, Status> {
-        let found = match self.writes().entry(number) {
-            Entry::Occupied(write) if write.get().peer == peer => Some(write.remove().pages),
-            _ => None,
-        };
-        let gone = || Status::new(Code::NotFound, "the write has ended, or its pages were requested before");
-        found.ok_or_else(gone)
-    }
-
     fn exposed(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<ExposedArena>>> {
         self.exposed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn writes(&self) -> MutexGuard<'_, BTreeMap<NonZeroU64, PendingWrite>> {
-        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

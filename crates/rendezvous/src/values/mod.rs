@@ -2,6 +2,7 @@
 
 pub(crate) mod arenas;
 pub(crate) mod arguments;
+pub(crate) mod calls;
 pub(crate) mod catalogue;
 pub(crate) mod cut;
 pub(crate) mod device_context;
@@ -11,6 +12,7 @@ pub(crate) mod end_signal;
 pub(crate) mod latch;
 pub(crate) mod lost_steps;
 pub(crate) mod offers;
+pub(crate) mod pending;
 pub(crate) mod published;
 pub(crate) mod sets;
 mod sharded_map;
@@ -18,6 +20,7 @@ pub(crate) mod steps;
 pub(crate) mod table;
 pub(crate) mod takers;
 pub(crate) mod tensor;
+pub(crate) mod tensor_list;
 mod tensor_proto;
 pub(crate) mod value_guard;
 pub(crate) mod versions;
@@ -28,6 +31,7 @@ use tensorwire_protocol::{Code, DeviceName, Key, Offered, Scope, SetContent, Sta
 
 use self::{
     arenas::Arenas,
+    calls::Calls,
     catalogue::Listing,
     lost_steps::LostSteps,
     offers::Offers,
@@ -51,6 +55,7 @@ pub(crate) struct Values {
     /// The heads of the newest versions of the sets.
     pub(crate) heads: PublishedSet,
     pub(crate) arenas: Arenas,
+    pub(crate) calls: Calls,
 }
 
 impl Values {

@@ -44,6 +44,7 @@ impl Worker {
         let hint = match timed {
             Timed::Fetch | Timed::FetchMany => "does the peer run, and does it publish this name?",
             Timed::Pages => "does the peer run, and does its program read its notes?",
+            Timed::Call => "does the peer run, and does its handler answer in time?",
             Timed::Recv | Timed::RecvMany => "is the sender running, and does it send this key?",
         };
         Within { recorded, ..self.within(limit, what, hint, operation) }

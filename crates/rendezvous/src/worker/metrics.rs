@@ -83,6 +83,7 @@ pub(crate) struct Times {
     recv: Histogram,
     recv_many: Histogram,
     pages: Histogram,
+    call: Histogram,
 }
 
 /// An operation whose time is recorded.
@@ -93,6 +94,7 @@ pub(crate) enum Timed {
     Recv,
     RecvMany,
     Pages,
+    Call,
 }
 
 impl Times {
@@ -106,6 +108,7 @@ impl Times {
             recv: of("recv"),
             recv_many: of("recv_many"),
             pages: of("pages"),
+            call: of("call"),
         }
     }
 
@@ -123,6 +126,7 @@ impl Times {
             Timed::Recv => &self.recv,
             Timed::RecvMany => &self.recv_many,
             Timed::Pages => &self.pages,
+            Timed::Call => &self.call,
         };
         times.record(clock.now().saturating_sub(begun));
     }

@@ -1,8 +1,11 @@
 //! [`Peer`]: a peer, as users hold it.
 
-use std::{fmt, pin::pin};
+use std::{fmt, pin::pin, sync::Arc};
+
+use tensorwire_protocol::Stay;
 
 use crate::{
+    connection::{DataConnection, fabric_channel::FabricChannel},
     control::{ControlError, cluster::ClusterSpec, name::sought},
     error::{Lost, PeerLoss, WorkerError},
     session::{known_peer::KnownPeer, node::session_setup::Verify},
@@ -44,6 +47,19 @@ impl fmt::Debug for Peer {
 }
 
 impl Peer {
+    /// A connection with the peer, which is not replaced by one over a better fabric until the second value is dropped.
+    pub(crate) async fn staying_connection(
+        &self,
+    ) -> Result<(Arc<DataConnection>, Stay<FabricChannel>), WorkerError> {
+        loop {
+            let connection = self.worker.node.connected(&self.known).await?;
+            // Retired a moment ago: another one is in use.
+            if let Some(stay) = connection.stay() {
+                return Ok((connection, stay));
+            }
+        }
+    }
+
     pub(crate) fn new(worker: &Worker, known: KnownPeer) -> Self {
         Self { worker: worker.clone(), known }
     }

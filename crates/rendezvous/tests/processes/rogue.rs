@@ -14,7 +14,7 @@ use tensorwire_protocol::{
     DataType, Destination, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Parameters, RequestIndex,
     Scope, Shape, TensorReRequest, TensorRequest, Want,
     credit::{Answer, Counts},
-    limits::{PAGE_PULLS_MAX, SLOT_BYTES, WIRE_VERSION},
+    limits::{PULLS_MAX, SLOT_BYTES, WIRE_VERSION},
     message::StepId,
     names::NameForm,
     wire::{
@@ -230,6 +230,7 @@ impl Rogue {
             key: self.key.as_str().into(),
             known: Arc::default(),
             want: Want::Write(None),
+            arguments: None,
         })
     }
 
@@ -259,7 +260,7 @@ impl Rogue {
             "cancel_ack_unasked" => self.message(&Message::CancelAck(RequestIndex(0))).await,
             "flood" => {
                 // All of them fit the ring, and not what may be owed to it.
-                for index in 0..90 + PAGE_PULLS_MAX {
+                for index in 0..90 + PULLS_MAX {
                     let request = self.request(index << 2);
                     self.message(&request).await;
                 }

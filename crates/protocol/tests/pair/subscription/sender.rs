@@ -12,7 +12,7 @@ use crate::support::{STEP, lone::Lone, pair::small, subscriber::every};
 const INDEX: RequestIndex = RequestIndex(5);
 
 fn request(want: Want) -> TensorRequest {
-    TensorRequest { index: INDEX, scope: STEP, key: "k".into(), known: Arc::default(), want }
+    TensorRequest { index: INDEX, scope: STEP, key: "k".into(), known: Arc::default(), want, arguments: None }
 }
 
 /// A subscription of the script's, with `values` ahead.

@@ -17,7 +17,9 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use tensorwire_protocol::{Metadata, Scope, Sequenced, Source, Status, SubscriptionTerms, Take};
+use tensorwire_protocol::{
+    Metadata, Scope, Sequenced, Source, Status, SubscriptionTerms, Take, TensorRequest,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestValue {
@@ -160,29 +162,8 @@ impl Drop for Interest {
     }
 }
 
-impl Source for TestSource {
-    type Bytes = Vec<u8>;
-    type Taken = TestValue;
-    type Taking = Pin<Box<dyn Future<Output = Result<TestValue, Status>> + Send>>;
-
-    fn subscribe(
-        self: &Arc<Self>,
-        (scope, key): (Scope, &Arc<str>),
-        terms: SubscriptionTerms,
-    ) -> BoxStream<'static, Result<Sequenced<TestValue>, Status>> {
-        let next = move |(source, key): (Arc<Self>, Arc<str>)| async move {
-            let taken = match source.take(scope, &key) {
-                Take::Now(taken) => taken,
-                Take::Later(taking) => taking.await,
-            };
-            let chosen = taken.map(|value| if terms.every { value } else { source.newest(value) });
-            let next = chosen.map(|taken| Sequenced { sequence: taken.sequence, taken, began: 0 });
-            Some((next, (source, key)))
-        };
-        stream::unfold((self.clone(), key.clone()), next).boxed()
-    }
-
-    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<TestValue, Self::Taking> {
+impl TestSource {
+    fn take_at(&self, scope: Scope, key: &Arc<str>) -> Take<TestValue, <Self as Source>::Taking> {
         let place = (scope, key.to_string());
         let waiter = SharedWaiter::default();
         {
@@ -206,6 +187,33 @@ impl Source for TestSource {
             }
         })))
     }
+}
+
+impl Source for TestSource {
+    type Bytes = Vec<u8>;
+    type Taken = TestValue;
+    type Taking = Pin<Box<dyn Future<Output = Result<TestValue, Status>> + Send>>;
+
+    fn subscribe(
+        self: &Arc<Self>,
+        (scope, key): (Scope, &Arc<str>),
+        terms: SubscriptionTerms,
+    ) -> BoxStream<'static, Result<Sequenced<TestValue>, Status>> {
+        let next = move |(source, key): (Arc<Self>, Arc<str>)| async move {
+            let taken = match source.take_at(scope, &key) {
+                Take::Now(taken) => taken,
+                Take::Later(taking) => taking.await,
+            };
+            let chosen = taken.map(|value| if terms.every { value } else { source.newest(value) });
+            let next = chosen.map(|taken| Sequenced { sequence: taken.sequence, taken, began: 0 });
+            Some((next, (source, key)))
+        };
+        stream::unfold((self.clone(), key.clone()), next).boxed()
+    }
+
+    fn take(&self, request: &TensorRequest) -> Take<TestValue, Self::Taking> {
+        self.take_at(request.scope, &request.key)
+    }
 
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         let turn = self.turns.lock().unwrap().pop_front()?;
@@ -220,11 +228,15 @@ impl Source for TestSource {
         Some(&taken.bytes).filter(|bytes| !bytes.is_empty())
     }
 
-    /// A value that is asked for as pages is pages of 8 bytes, each to twice its place.
+    /// A value that is asked for as pages is pages of 8 bytes, each to twice its place. An answer to a call is pieces of 8 bytes.
     fn pages(taken: &TestValue) -> Option<Vec<(Vec<u8>, u64)>> {
-        let (Scope::Pages(_), _) = taken.place else { return None };
+        let distance = match taken.place.0 {
+            Scope::Pages(_) => 16,
+            Scope::Call(_) => 8,
+            _ => return None,
+        };
         let pages = taken.bytes.chunks(8).zip(0..);
-        Some(pages.map(|(page, number)| (page.to_vec(), 16 * number)).collect())
+        Some(pages.map(|(page, number)| (page.to_vec(), distance * number)).collect())
     }
 
     /// How many values were sent under its key, itself included.

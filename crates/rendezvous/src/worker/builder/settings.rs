@@ -83,6 +83,9 @@ pub struct Limits {
     /// Maximum number of known peers that are not in the cluster and whose address the user did not set. A further peer
     /// replaces the oldest one that is not in use; if all are in use, its session is refused. Default 4096.
     pub peers_max: usize,
+    /// Maximum bytes that the arguments of one peer's calls may hold in the receive pool ([`Worker::handle`](crate::Worker::handle)). A
+    /// call with more arguments waits; one whose own arguments are more is refused. Default 256 MiB.
+    pub call_bytes: u64,
 }
 
 impl Default for Limits {
@@ -95,6 +98,7 @@ impl Default for Limits {
             sessions_per_peer_max: 8,
             connections_per_peer_max: 16,
             peers_max: 4096,
+            call_bytes: 256 << 20,
         }
     }
 }

@@ -18,8 +18,8 @@ use crate::{
     peer_memory::pools::{PoolCaps, Pools},
     session::node::{Node, NodeSettings},
     values::{
-        Values, arenas::Arenas, lost_steps::LostSteps, offers::Offers, published::PublishedSet, sets::Sets,
-        steps::StepTable,
+        Values, arenas::Arenas, calls::Calls, lost_steps::LostSteps, offers::Offers, published::PublishedSet,
+        sets::Sets, steps::StepTable,
     },
     worker::{Defaults, Worker, metrics::describe, store::local},
 };
@@ -56,6 +56,7 @@ impl WorkerBuilder {
             sets: Sets::new(incarnation, self.set_bytes.unwrap_or(self.memory.source_bytes)),
             heads: PublishedSet::new(incarnation),
             arenas: Arenas::default(),
+            calls: Calls::new(self.limits.call_bytes),
         });
         describe();
         let settings = NodeSettings {
