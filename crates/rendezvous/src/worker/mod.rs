@@ -7,6 +7,7 @@ pub(crate) mod builder;
 mod deadline;
 pub(crate) mod fetch;
 mod gauges;
+mod joining;
 pub(crate) mod list;
 pub(crate) mod metrics;
 pub(crate) mod notes;
