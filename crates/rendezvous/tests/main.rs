@@ -16,6 +16,7 @@ mod watched;
 
 mod across;
 mod bad_input;
+mod calls;
 mod cancel;
 mod caps;
 mod durations;

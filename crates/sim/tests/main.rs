@@ -15,6 +15,7 @@ mod shrunk;
 mod across;
 mod boards;
 mod both_dial;
+mod calls;
 mod cancel;
 mod control;
 mod device;

@@ -20,6 +20,7 @@ use tensorwire_sim::Failure;
 use tensorwire_testpoints::plant;
 
 use crate::{
+    calls,
     cluster::run_seed,
     figures::{any_number, number, threads},
     pages,
@@ -52,6 +53,7 @@ fn found(point: &Point, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
         let _planted = plant(name);
         let scenario = match point {
             _ if point.is_of_subscriptions() => subscriptions::run_seed(seed).map(drop),
+            _ if point.is_of_calls() => calls::run_seed(seed).map(drop),
             _ if point.is_of_pages() => pages::run_seed(seed).map(drop),
             _ => run_seed(seed).map(drop),
         };
@@ -108,5 +110,6 @@ fn nothing_is_found_when_nothing_is_planted() {
         run_seed(seed).unwrap();
         subscriptions::run_seed(seed).unwrap();
         pages::run_seed(seed).unwrap();
+        calls::run_seed(seed).unwrap();
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{groups, local, pages, queue_pairs, subscriptions, workers};
+use super::{calls, groups, local, pages, queue_pairs, subscriptions, workers};
 
 /// Packages whose public operations users call.
 const PACKAGES: [&str; 8] = [
@@ -21,10 +21,11 @@ const PACKAGES: [&str; 8] = [
 ];
 
 /// Types that are awaited.
-const AWAITED: [&str; 15] = [
+const AWAITED: [&str; 16] = [
     "Operation",
     "NextArrival",
     "Alloc",
+    "Calling<",
     "BoxFuture",
     "impl Future",
     "Receive",
@@ -120,6 +121,7 @@ fn every_public_operation_is_cancelled_somewhere() {
         .into_iter()
         .chain(queue_pairs::CASES)
         .chain(local::CASES)
+        .chain(calls::CASES)
         .chain(pages::CASES)
         .chain(subscriptions::CASES)
         .chain(groups::cases())

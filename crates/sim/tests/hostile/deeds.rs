@@ -14,7 +14,7 @@ use tensorwire_protocol::{
 use tensorwire_sim::Rng;
 
 use super::{
-    answers, frames,
+    answers, calling, frames,
     line::{ACKNOWLEDGEMENT, Line, MESSAGE},
     memory_of::{range_of, region_of},
     paging,
@@ -129,8 +129,13 @@ fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
         key: key.into(),
         known: known.into(),
         want,
+        arguments: None,
     };
-    if rng.chance(1, 4) { paging::request(line, request, rng) } else { request }
+    match rng.below(6) {
+        0 => paging::request(line, request, rng),
+        1 => calling::request(line, request, rng),
+        _ => request,
+    }
 }
 
 /// Requests a value of the honest worker, and continues the exchange in any way.

@@ -12,12 +12,17 @@ use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{
     ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError,
+    calls::Handling,
     pages::{Arena, Exposed},
 };
 use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
 
-use super::stage::{
-    LIMIT, NOTES, PAGE_BYTES, PAGES, Stage, address, device, name, rogue_address, rogue_device, rogue_name,
+use super::{
+    calling,
+    stage::{
+        LIMIT, NOTES, PAGE_BYTES, PAGES, Stage, address, device, name, rogue_address, rogue_device,
+        rogue_name,
+    },
 };
 
 use crate::common::builder;
@@ -26,7 +31,7 @@ use crate::join_all::join_all;
 /// Published names of each worker.
 const NAMES: usize = 2;
 
-const LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, 20_000];
+pub(super) const LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, 20_000];
 
 type Job = BoxFuture<'static, Option<()>>;
 
@@ -37,7 +42,7 @@ pub(super) struct Honest {
     pub(super) node: Node,
     pub(super) worker: Worker,
     /// What rogues may read and write, until the worker ends.
-    exposed: Arc<Mutex<Option<(Arena, Exposed)>>>,
+    exposed: Arc<Mutex<Option<(Arena, Exposed, Handling)>>>,
     pub(super) stage: Stage,
 }
 
@@ -60,7 +65,10 @@ impl Honest {
             .cluster(cluster)
             .timeout(LIMIT)
             .liveness(Duration::from_secs(3))
-            .limits(|limits| limits.step_init_timeout = Duration::from_secs(3))
+            .limits(|limits| {
+                limits.step_init_timeout = Duration::from_secs(3);
+                limits.call_bytes = 32 << 10;
+            })
             .flow(|flow| {
                 flow.mode = setup.mode;
                 flow.depth = setup.depth;
@@ -79,7 +87,7 @@ impl Honest {
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
         let arena = worker.arena(PAGES, PAGE_BYTES).await.unwrap();
         let exposed = worker.expose("kv", &arena).unwrap();
-        let exposed = Arc::new(Mutex::new(Some((arena, exposed))));
+        let exposed = Arc::new(Mutex::new(Some((arena, exposed, calling::echo(&worker)))));
         let honest = Self { index, node, worker, exposed, stage: stage.clone() };
         for which in 0..NAMES {
             honest.publish(which, 64).await;
@@ -96,7 +104,7 @@ impl Honest {
     }
 
     /// A tensor with the number of the transfer, and then its content.
-    async fn tensor(&self, transfer: u64, length: usize) -> Tensor {
+    pub(super) async fn tensor(&self, transfer: u64, length: usize) -> Tensor {
         let mut buffer = self.buffer(length).await;
         let (number, rest) = buffer.split_at_mut(8);
         number.copy_from_slice(&transfer.to_le_bytes());
@@ -350,12 +358,12 @@ impl Honest {
         let worker = self.worker.clone();
         self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
         self.stage.handle.runtime().sleep(Duration::from_secs(2)).await;
-        let (arena, exposed) = self.exposed.lock().unwrap().take().unwrap();
+        let (arena, exposed, handling) = self.exposed.lock().unwrap().take().unwrap();
         if (0..PAGES).any(|page| arena.page_mut(page).is_err()) {
             let text = format!("worker {} ended with pages in use", self.index);
             self.stage.handle.fail(Violation::Scenario(format!("S4: {text}")));
         }
-        drop((arena, exposed));
+        drop((arena, exposed, handling));
         let (receive, source) = (self.worker.receive_memory(), self.worker.pool().stats());
         let left = [receive.used_bytes, receive.leaked_bytes, source.leaked_bytes, source.retired_bytes];
         if left != [0; 4] {
@@ -399,6 +407,7 @@ pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_ro
             jobs.push(member.spawn(rng, move |member, rng| member.sends_to_rogue(rogue, step, rng)));
             jobs.push(member.spawn(rng, move |member, rng| member.has_notes_of(rogue, rng)));
             jobs.push(member.spawn(rng, move |member, rng| member.moves_pages(rogue, rng)));
+            jobs.push(member.spawn(rng, move |member, rng| member.calls(rogue, rng)));
         }
     }
     join_all(jobs).await;

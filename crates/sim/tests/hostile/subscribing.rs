@@ -88,6 +88,7 @@ pub(super) fn subscribe(line: &Line, rng: &mut Rng) {
         key: rng.pick(["p0", "p1", "none"]).into(),
         known: [].into(),
         want: if is_plain { Want::Write(None) } else { Want::Each(terms) },
+        arguments: None,
     };
     line.message(&Message::TensorRequest(request));
     let destinations = line.rogue.lent.lend(64).map(|(_, _, lent)| lent).into_iter().collect();

@@ -39,6 +39,11 @@ impl Point {
         self.file.starts_with("rendezvous/src/pages")
     }
 
+    /// Whether only calls can reach it.
+    pub(crate) fn is_of_calls(&self) -> bool {
+        self.file.ends_with("rendezvous/src/values/calls.rs")
+    }
+
     /// Whether only sets can reach it.
     pub(crate) fn is_of_sets(&self) -> bool {
         self.file.starts_with("rendezvous/src/sets")
