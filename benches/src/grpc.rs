@@ -16,6 +16,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 const PATH: &str = "/tensorwire.bench.Pull/Pull";
+const ECHO_PATH: &str = "/tensorwire.bench.Pull/Echo";
 /// Largest message.
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
 
@@ -35,7 +36,7 @@ pub struct Pulled {
     pub content: Bytes,
 }
 
-/// Answers with one of a few tensors.
+/// Answers with one of a few tensors, or with what came.
 #[derive(Debug, Clone)]
 pub struct PullService {
     tensors: Vec<Bytes>,
@@ -60,6 +61,15 @@ impl UnaryService<Ask> for PullService {
     }
 }
 
+impl UnaryService<Pulled> for PullService {
+    type Response = Pulled;
+    type Future = std::future::Ready<Result<Response<Pulled>, Status>>;
+
+    fn call(&mut self, request: Request<Pulled>) -> Self::Future {
+        std::future::ready(Ok(Response::new(request.into_inner())))
+    }
+}
+
 impl<B> Service<http::Request<B>> for PullService
 where
     B: Body + Send + 'static,
@@ -76,7 +86,11 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let service = self.clone();
         Box::pin(async move {
-            let grpc = tonic::server::Grpc::new(ProstCodec::default());
+            if request.uri().path() == ECHO_PATH {
+                let grpc = tonic::server::Grpc::new(ProstCodec::<Pulled, Pulled>::default());
+                return Ok(grpc.max_decoding_message_size(MESSAGE_BYTES_MAX).unary(service, request).await);
+            }
+            let grpc = tonic::server::Grpc::new(ProstCodec::<Pulled, Ask>::default());
             Ok(grpc.max_decoding_message_size(MESSAGE_BYTES_MAX).unary(service, request).await)
         })
     }
@@ -138,5 +152,17 @@ impl Puller {
         let ask = Request::new(Ask { bytes: bytes as u64 });
         let pulled = self.client.unary(ask, path, ProstCodec::<Ask, Pulled>::default()).await?;
         Ok(pulled.into_inner().content)
+    }
+
+    /// Sends `content`, and gets it back.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub async fn echo(&mut self, content: Bytes) -> Result<Bytes, StdError> {
+        self.client.ready().await?;
+        let path = http::uri::PathAndQuery::from_static(ECHO_PATH);
+        let sent = Request::new(Pulled { content });
+        let answer = self.client.unary(sent, path, ProstCodec::<Pulled, Pulled>::default()).await?;
+        Ok(answer.into_inner().content)
     }
 }

@@ -14,7 +14,11 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError, settings::Wait};
+use tensorwire::{
+    DataType, FabricKind, Status, Tensor, Worker, WorkerError,
+    calls::{Call, Handling},
+    settings::Wait,
+};
 
 /// Why a measurement ended early.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -24,6 +28,9 @@ const SERVE: &str = "TENSORWIRE_BENCH_SERVE";
 
 /// Sizes that are pulled, in bytes.
 pub const SIZES: [usize; 5] = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// The name of the handler that answers with its arguments.
+pub const ECHO: &str = "echo";
 
 /// The name a tensor of `bytes` bytes is published under.
 pub fn tensor_name(bytes: usize) -> String {
@@ -43,8 +50,8 @@ pub fn serve_if_child() {
 
 /// Publishes a tensor of each size, prints the addresses, and ends when the parent closes its stdin.
 async fn serve() -> Result<(), WorkerError> {
-    let sleeping = serving(Wait::Sleep).await?;
-    let adaptive = serving(Wait::Adaptive).await?;
+    let (sleeping, _answers) = serving(Wait::Sleep).await?;
+    let (adaptive, _answers_too) = serving(Wait::Adaptive).await?;
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -60,15 +67,17 @@ async fn serve() -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// A worker with this `wait` that has published a tensor of each size.
-async fn serving(wait: Wait) -> Result<Worker, WorkerError> {
+/// A worker with this `wait` that has published a tensor of each size, and answers [`ECHO`].
+async fn serving(wait: Wait) -> Result<(Worker, Handling), WorkerError> {
     let worker = Worker::builder("/job:bench/replica:0/task:0").wait(wait).start().await?;
     for bytes in SIZES {
         let mut buffer = worker.pool().try_alloc(bytes)?;
         buffer.fill(7);
         worker.publish(&tensor_name(bytes), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
     }
-    Ok(worker)
+    let echo = |call: Call| async move { Ok::<_, Status>(call.into_arguments()) };
+    let handling = worker.handle(ECHO, echo)?;
+    Ok((worker, handling))
 }
 
 /// The serving child. Dropping this ends it.

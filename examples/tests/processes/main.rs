@@ -62,6 +62,21 @@ fn prefill_writes_a_cache_into_the_pages_of_decode_and_one_request_is_cancelled(
 }
 
 #[test]
+fn a_service_answers_its_clients_and_ends_the_handler_of_one_that_waits_no_longer() {
+    let output = run(example("calls"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    for line in [
+        "client: Tensor(f32 [64]) begins with [0.",
+        "token 1234 is not in the vocabulary of 1000; details [210, 4, 0, 0]",
+        "client: the training takes too long",
+        "service: nobody waits for the training, so it has stopped",
+    ] {
+        assert_eq!(text.matches(line).count(), 2, "{line}: {text}");
+    }
+}
+
+#[test]
 fn all_reduce_averages_over_four_processes() {
     let output = run(example("all_reduce"));
     let text = text(&output);
