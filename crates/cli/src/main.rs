@@ -9,6 +9,7 @@ mod checkpoint;
 mod devices;
 mod doctor;
 mod dtype;
+mod exit;
 mod failure;
 mod follow;
 mod header;
@@ -56,7 +57,7 @@ use crate::{
 const LOG_FILTER: &str = "warn,h2=error";
 
 fn main() -> ExitCode {
-    // clap exits with code 2 for a wrong command line; later failures exit with 1.
+    // clap exits with code 2 for a wrong command line.
     let arguments =
         Arguments::try_parse().unwrap_or_else(|error| arguments::bench::with_new_home(error).exit());
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             // The error may quote a file's name or a server's text, so it is escaped to stay on one line.
             eprintln!("tensorwire: {}", escaped(&failure.to_string()));
-            ExitCode::FAILURE
+            failure.exit().into()
         }
     }
 }

@@ -13,7 +13,7 @@ use tensorwire::{Tensor, Worker};
 
 use crate::{
     common::{
-        Process, RDMA_DEVICE, Server, command_max, fail, finish, run, small_checkpoint, succeed_as,
+        Process, RDMA_DEVICE, Server, command_max, fail, failed, finish, run, small_checkpoint, succeed_as,
         tensorwire, text,
     },
     namespaces::{ROUTED, within},
@@ -233,9 +233,7 @@ fn on(host: &str, arguments: &[&str]) -> Command {
 }
 
 fn fail_on(host: &str, arguments: &[&str]) -> String {
-    let output = finish(on(host, arguments), command_max());
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));
-    text(&output)
+    failed(arguments, &finish(on(host, arguments), command_max()))
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod skipped;
 
 mod bench;
 mod doctor;
+mod exit;
 mod files;
 mod follow;
 mod list;

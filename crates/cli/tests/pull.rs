@@ -412,13 +412,13 @@ fn s2_a_file_is_never_put_together_from_two_lives_of_a_server() {
     let last = changed.len() - 1;
     changed[last] ^= 1;
     let (code, message, _) = pull_over_a_restart(Some(&changed), Signal::KILL, &[]);
-    assert_eq!(code, Some(1), "{message}");
+    assert_eq!(code, Some(4), "{message}");
 }
 
 #[test]
 fn a_pull_whose_server_does_not_come_back_ends() {
     let (code, message, _) = pull_over_a_restart(None, Signal::KILL, &["--retry", "1"]);
-    assert_eq!(code, Some(1), "{message}");
+    assert_eq!(code, Some(4), "{message}");
     assert!(message.contains("within 1 s (--retry)"), "{message}");
 }
 

@@ -93,7 +93,7 @@ fn standard_output_that_is_closed_is_an_error_where_it_is_the_output_and_none_wh
     assert_eq!(closed.status.code(), Some(1), "{}", text(&closed));
     assert!(text(&closed).contains("standard output is closed") && !text(&closed).contains("wrote"));
     assert_eq!(pull_with(&server.address, "-", ">/dev/null").status.code(), Some(0));
-    assert_eq!(pull_with(&server.address, "-", ">/dev/full").status.code(), Some(1));
+    assert_eq!(pull_with(&server.address, "-", ">/dev/full").status.code(), Some(6));
     // The file is the result, and the messages are not.
     for redirection in [">&-", ">/dev/full"] {
         let pulled = directory.path().join("pulled");

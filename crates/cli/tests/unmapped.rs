@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    common::{Process, command_max, finish, small_checkpoint, succeed_as, text},
+    common::{Process, command_max, failed, finish, small_checkpoint, succeed_as},
     skipped::{installed, skip},
 };
 
@@ -35,9 +35,7 @@ fn tensorwire(namespace: &[&str], arguments: &[&str]) -> Command {
 
 /// Runs the command there, which must fail, and returns its output.
 fn fail(namespace: &[&str], arguments: &[&str]) -> String {
-    let output = finish(tensorwire(namespace, arguments), command_max());
-    assert_eq!(output.status.code(), Some(1), "{namespace:?} {arguments:?}: {}", text(&output));
-    text(&output)
+    failed(arguments, &finish(tensorwire(namespace, arguments), command_max()))
 }
 
 /// Whether the system allows such namespaces. If not, the test is reported as skipped.

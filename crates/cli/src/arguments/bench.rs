@@ -10,6 +10,7 @@ use serde::Serialize;
 use tensorwire::settings::Wait;
 
 use super::{Fabric, Secret};
+use crate::exit;
 
 /// The port of `--serve`, and of a HOST that is given without one.
 const PORT: u16 = 4250;
@@ -35,7 +36,7 @@ and pull; MB (10^6 bytes) and millions of messages a second for write. A tenth o
 
 /// `tensorwire bench`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help()))]
 pub(crate) struct Bench {
     /// Measure with `tensorwire bench --serve` on this host. Without it, with a second process of this machine.
     #[arg(value_name = "HOST[:PORT]", value_parser = address)]

@@ -8,9 +8,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tensorwire::{FabricKind, settings::Validation};
 
+use crate::exit;
+
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]
-#[command(name = "tensorwire", version, max_term_width = 100)]
+#[command(name = "tensorwire", version, max_term_width = 100, after_help = exit::help())]
 pub(crate) struct Arguments {
     /// The subcommand.
     #[command(subcommand)]
@@ -36,6 +38,7 @@ pub(crate) enum Command {
 
 /// `tensorwire serve`.
 #[derive(Debug, Args)]
+#[command(after_help = exit::help())]
 pub(crate) struct Serve {
     /// A safetensors file, a folder of them, or the index of a checkpoint in several files (`*.index.json`). Of a folder
     /// all `*.safetensors` files are served that are not hidden, of an index the files that it names.
@@ -67,6 +70,7 @@ pub(crate) struct Serve {
 
 /// `tensorwire pull`.
 #[derive(Debug, Args)]
+#[command(after_help = exit::help())]
 pub(crate) struct Pull {
     /// Address that the server printed, for instance 127.0.0.1:4242.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
@@ -131,6 +135,7 @@ impl Pull {
 
 /// `tensorwire list`.
 #[derive(Debug, Args)]
+#[command(after_help = exit::help())]
 pub(crate) struct List {
     /// Address of the worker, for instance the one that `tensorwire serve` printed.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
@@ -143,8 +148,8 @@ pub(crate) struct List {
 }
 
 const DEVICES_STATUS: &str = "\
-Exit status: 0 if a device can be opened, 1 if none can (the last line says why), 2 for a wrong command line. \
-With --json the same is one object; its fields are in the book's page on devices and doctor.";
+Exit status: 0 if a device can be opened, 1 if none can (the last line says why), otherwise as in the \
+table of `tensorwire --help`. With --json the same is one object; its fields are in the book's page on devices and doctor.";
 
 /// `tensorwire devices`.
 #[derive(Debug, Args)]
@@ -159,8 +164,8 @@ const DOCTOR_STATUS: &str = "\
 Each line is a finding: ok, warning (RDMA works all the same) or problem, with a remedy below. The proof is a write of \
 1 MiB between two queue pairs of the device, and the same over shared memory and TCP. The last line is the verdict.
 
-Exit status: 0 if the fabrics that --require names can be used, or any without it; 1 if not; 2 for a wrong command \
-line. With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
+Exit status: 0 if the fabrics that --require names can be used, or any without it; 1 if not; otherwise as in the \
+table of `tensorwire --help`. With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
 
 /// `tensorwire doctor`.
 #[derive(Debug, Args)]

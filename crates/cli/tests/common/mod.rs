@@ -135,10 +135,21 @@ pub(crate) fn succeed_as(command: Command) -> String {
     text(&output)
 }
 
-/// Runs a command that must fail with code 1, and returns its output.
+/// Runs a command that must fail, and returns its output.
 pub(crate) fn fail(arguments: &[&str]) -> String {
+    failed(arguments, &run(arguments))
+}
+
+/// The output of a command with `arguments`, which must have failed with one of the codes that are documented.
+pub(crate) fn failed(arguments: &[&str], output: &Output) -> String {
+    assert!(matches!(output.status.code(), Some(1..=7)), "{arguments:?}: {output:?}");
+    text(output)
+}
+
+/// Runs a command that must fail with `code`, and returns its output.
+pub(crate) fn fail_with(code: i32, arguments: &[&str]) -> String {
     let output = run(arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output));
     text(&output)
 }
 

@@ -54,7 +54,7 @@ fn pulled(deed: &str, address: &str, more: &[&str]) -> String {
     let mut pull = tensorwire(&[&["pull", address, "--fabric", "tcp"], more].concat());
     pull.env("RUST_LOG", "tensorwire=trace,warn");
     let output = finish(pull, LIMIT);
-    assert_eq!(output.status.code(), Some(1), "{deed}");
+    assert!(matches!(output.status.code(), Some(1..=7)), "{deed}: {output:?}");
     let shown = String::from_utf8(output.stderr).unwrap();
     assert_harmless(deed, &shown);
     shown
