@@ -40,6 +40,10 @@ pub(crate) enum Failure {
     #[error("--output = `{path}`: it is no file, so it takes one round: leave --repeat out")]
     RoundsIntoStream { path: PathBuf },
     #[error(
+        "--output = `{path}`: it is no file, and --json needs standard output: leave --json out, or name a file"
+    )]
+    JsonIntoStream { path: PathBuf },
+    #[error(
         "{path}: another process wants to change the file, and it could not be copied into memory before: {problem}; \
          serve it again, or without --mmap"
     )]

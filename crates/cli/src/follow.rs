@@ -5,9 +5,11 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use indicatif::BinaryBytes;
+use serde::Serialize;
 use tensorwire::{
     WorkerError,
     fabric::Runtime,
@@ -23,9 +25,9 @@ use crate::{
     link::{connect, of_memory, runtime},
     loading::is_equal,
     output::Target,
-    print,
     separate_thread::in_thread,
     signals::{AtSignal, at_signal},
+    watch::seconds,
 };
 
 /// A version whose files are written.
@@ -43,7 +45,9 @@ pub(crate) async fn follow(arguments: &Pull, path: &Path) -> Result<(), Failure>
     at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
     let mut versions = server.set(SET).follow(Policy::Latest);
     let (mut copy, mut reported) = (None, None);
-    say(&format!("following {}", arguments.address));
+    let console = arguments.console;
+    console.event(&Event::Following { version: VERSION, address: &arguments.address });
+    console.say(&format!("following {}\n", escaped(&arguments.address)));
     loop {
         let next = tokio::select! {
             _ = &mut woken => break,
@@ -53,18 +57,19 @@ pub(crate) async fn follow(arguments: &Pull, path: &Path) -> Result<(), Failure>
             None => break,
             Some(Ok(staged)) => {
                 // To its end: a signal waits until the files are written.
-                let (line, written) = write(path, copy, staged).await?;
-                say(&line);
+                let (written, report) = write(path, copy, staged).await?;
+                console.event(&Event::Version(&report));
+                console.say(&report.line());
                 (copy, reported) = (Some(written), None);
             }
-            Some(Err(WorkerError::WentBack { held, offered, .. })) if arguments.accept_restart => {
-                say(&format!("the server was restarted with version {offered}, below {held}: taking it"));
-                versions.accept_restart();
+            Some(Err(WorkerError::WentBack { held, offered, .. })) => {
+                let is_accepted = arguments.accept_restart;
+                console.event(&Event::Restarted { held, offered, is_accepted });
+                console.say(&restarted(held, offered, is_accepted));
+                if is_accepted {
+                    versions.accept_restart();
+                }
             }
-            Some(Err(WorkerError::WentBack { held, offered, .. })) => say(&format!(
-                "the server was restarted with version {offered}: version {held} stays until there is a newer one; \
-                 --accept-restart takes it"
-            )),
             Some(Err(error)) => {
                 let failure = of_memory(arguments, error);
                 if !failure.is_passing() {
@@ -95,14 +100,9 @@ fn check_target(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message for the user. One that cannot be written is dropped.
-fn say(line: &str) {
-    let _ = print(&format!("{}\n", escaped(line)));
-}
-
 /// Writes the files of a version that differ from those of `before`, and removes those that it does not have any more. Returns what it
 /// did, as a line.
-async fn write(path: &Path, before: Option<Copy>, staged: Staged) -> Result<(String, Copy), Failure> {
+async fn write(path: &Path, before: Option<Copy>, staged: Staged) -> Result<(Copy, Report), Failure> {
     let (bytes, path) = (staged.bytes_moved(), path.to_owned());
     let changed: BTreeSet<String> = staged.changed().map(str::to_owned).collect();
     let snapshot = staged.apply();
@@ -126,23 +126,84 @@ async fn write(path: &Path, before: Option<Copy>, staged: Staged) -> Result<(Str
         let copy = Copy { layout: Arc::new(layout), snapshot };
         Ok((counted, copy))
     });
-    let (Counted { changed, files, removed }, copy) = work.await?;
-    let removed = if removed > 0 { format!(", {removed} removed") } else { String::new() };
-    let line = format!(
-        "version {}: {changed} of {} tensors changed, {} moved, {files} files written{removed} in {:.3} s",
-        copy.snapshot.version(),
-        copy.layout.pieces.len(),
-        BinaryBytes(bytes),
-        runtime.now().saturating_sub(started).as_secs_f64()
-    );
-    Ok((line, copy))
+    let (counted, copy) = work.await?;
+    let report = Report {
+        version: copy.snapshot.version(),
+        tensors: copy.layout.pieces.len(),
+        bytes_moved: bytes,
+        counted,
+        elapsed: runtime.now().saturating_sub(started),
+    };
+    Ok((copy, report))
+}
+
+/// Version of the lines of JSON: incremented when a field changes its meaning or is removed.
+const VERSION: u32 = 1;
+
+/// A line of `--json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Event<'a> {
+    Following {
+        version: u32,
+        address: &'a str,
+    },
+    Version(&'a Report),
+    /// The server has an older version than the files.
+    Restarted {
+        held: u64,
+        offered: u64,
+        #[serde(rename = "accepted")]
+        is_accepted: bool,
+    },
+}
+
+fn restarted(held: u64, offered: u64, is_accepted: bool) -> String {
+    match is_accepted {
+        true => format!("the server was restarted with version {offered}, below {held}: taking it\n"),
+        false => format!(
+            "the server was restarted with version {offered}: version {held} stays until there is a newer one; \
+             --accept-restart takes it\n"
+        ),
+    }
+}
+
+/// What a version has changed.
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(rename = "files_version")]
+    version: u64,
+    tensors: usize,
+    bytes_moved: u64,
+    #[serde(flatten)]
+    counted: Counted,
+    #[serde(rename = "seconds", serialize_with = "seconds")]
+    elapsed: Duration,
+}
+
+impl Report {
+    /// The line that people see.
+    fn line(&self) -> String {
+        let Counted { changed, files, removed } = self.counted;
+        let removed = if removed > 0 { format!(", {removed} removed") } else { String::new() };
+        format!(
+            "version {}: {changed} of {} tensors changed, {} moved, {files} files written{removed} in {:.3} s\n",
+            self.version,
+            self.tensors,
+            BinaryBytes(self.bytes_moved),
+            self.elapsed.as_secs_f64()
+        )
+    }
 }
 
 /// What was written.
+#[derive(Debug, Serialize)]
 struct Counted {
     /// Tensors that differ.
     changed: usize,
+    #[serde(rename = "files_written")]
     files: usize,
+    #[serde(rename = "files_removed")]
     removed: usize,
 }
 

@@ -14,7 +14,6 @@ use crate::{
     failure::Failure,
     layout::Piece,
     plan::{Listing, Plan},
-    progress::phase,
 };
 
 /// Base time limit of one tensor.
@@ -43,7 +42,8 @@ impl Link {
     /// Connects, lists the server's tensors, and allocates the memory for them. After the loss of a server, `before` is
     /// its plan, and the new plan must be the same.
     pub(crate) async fn open(arguments: &Pull, before: Option<&Plan>) -> Result<Self, Failure> {
-        let _shown = phase(if before.is_some() { "connecting again" } else { "connecting" });
+        let _shown =
+            arguments.console.phase(if before.is_some() { "connecting again" } else { "connecting" });
         let (mut worker, mut server) = connect(arguments, arguments.memory()).await?;
         let listing = Listing::ask(&server, arguments).await?;
         if before.is_some_and(|plan| plan.is_file) && !listing.is_file() {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use tensorwire::{Published, Worker, sets::ListedSet};
 use tensorwire_protocol::text::escaped;
 
-use crate::{arguments::List, failure::Failure, print};
+use crate::{arguments::List, console::document, failure::Failure, print};
 
 /// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
@@ -42,7 +42,7 @@ pub(crate) async fn list(arguments: &List) -> Result<(), Failure> {
     let peer = worker.peer_at(&arguments.address).await?;
     let (listed, sets) = (peer.list().await?, peer.list_sets().await?);
     worker.shutdown().await;
-    print(&if arguments.json { json(peer.name(), &listed, &sets)? } else { text(&listed, &sets) })
+    print(&if arguments.console.json { json(peer.name(), &listed, &sets)? } else { text(&listed, &sets) })
 }
 
 fn json(worker: &str, listed: &[Published], sets: &[ListedSet]) -> Result<String, Failure> {
@@ -59,8 +59,8 @@ fn json(worker: &str, listed: &[Published], sets: &[ListedSet]) -> Result<String
         bytes: *bytes,
         version: *version,
     });
-    let document = ListJson { version: VERSION, worker, tensors: tensors.collect(), sets: sets.collect() };
-    Ok(serde_json::to_string_pretty(&document).map_err(Failure::Json)? + "\n")
+    let list = ListJson { version: VERSION, worker, tensors: tensors.collect(), sets: sets.collect() };
+    document(&list)
 }
 
 fn text(listed: &[Published], sets: &[ListedSet]) -> String {

@@ -6,6 +6,7 @@ mod arguments;
 mod bench;
 mod budget;
 mod checkpoint;
+mod console;
 mod devices;
 mod doctor;
 mod dtype;

@@ -23,7 +23,7 @@ use tokio::{
 
 use tensorwire_protocol::text::escaped;
 
-use crate::{failure::Failure, print};
+use crate::{console::Console, failure::Failure};
 
 /// How many seconds the kernel delays a process that wants to change a leased file; 0 means without limit.
 const LEASE_BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
@@ -67,7 +67,7 @@ impl MappedFile {
 
     /// Keeps the bytes unchanged: when another process wants to change the file, this first copies it into memory.
     /// Returns only if that fails; then the program must end, because the file may be truncated at any time.
-    pub(crate) async fn until_lost(mut self) -> Failure {
+    pub(crate) async fn until_lost(mut self, console: Console) -> Failure {
         while !self.mapping.change_is_awaited() {
             if self.changes.0.recv().await.is_none() {
                 pending::<()>().await;
@@ -81,8 +81,7 @@ impl MappedFile {
                     return Failure::Unmapped { path: self.path, problem: lost.to_string() };
                 }
                 let path = escaped(&self.path.display().to_string()).to_string();
-                // A message that cannot be written is dropped; the tensors are still served.
-                let _ = print(&format!("somebody changes {path}: serving a copy in memory\n"));
+                console.say(&format!("somebody changes {path}: serving a copy in memory\n"));
                 pending().await
             }
             Err(problem) => Failure::Unmapped { path: self.path, problem },

@@ -1,21 +1,22 @@
 //! `tensorwire pull`: a server's tensors, verified and written to files.
 
-use std::io::Write;
+use std::path::Path;
 
 use futures::{StreamExt, stream};
+use serde::Serialize;
 use tensorwire_protocol::text::escaped;
 
 use crate::{
     arguments::Pull,
     budget::Budget,
+    console::{Console, document},
     failure::Failure,
     follow::follow,
     layout::Piece,
     link::{Link, in_flight},
     output::Target,
     print,
-    progress::{byte_bar, phase},
-    round::Round,
+    round::{Round, RoundReport},
     sink::{Sink, TensorWork},
 };
 
@@ -29,25 +30,51 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
     }
     let output = open_output(arguments)?;
     let link = Link::open(arguments, None).await?;
-    let (link, output) = pull_with(link, arguments, output).await?;
+    let (link, output, rounds) = pull_with(link, arguments, output).await?;
     link.close().await;
-    let Some(output) = output else { return Ok(()) };
+    let Some(output) = output else { return document_of(arguments, &rounds) };
     let (path, is_stream) = (output.path().to_owned(), output.is_stream());
     let written = {
-        let _shown = phase("writing to the disk");
+        let _shown = arguments.console.phase("writing to the disk");
         output.finish()
     };
     written?;
-    report(true, is_stream, &format!("wrote {}\n", escaped(&path.display().to_string())))
+    let wrote = format!("wrote {}\n", escaped(&path.display().to_string()));
+    report(arguments.console, true, is_stream, &wrote)?;
+    document_of(arguments, &rounds)
+}
+
+/// Version of the JSON: incremented when a field changes its meaning or is removed.
+const VERSION: u32 = 1;
+
+/// The object that `--json` prints.
+#[derive(Debug, Serialize)]
+struct PullJson<'a> {
+    version: u32,
+    server: &'a str,
+    output: Option<&'a Path>,
+    rounds: &'a [RoundReport],
+}
+
+/// Prints the object of `--json`, if that is given.
+fn document_of(arguments: &Pull, rounds: &[RoundReport]) -> Result<(), Failure> {
+    if !arguments.console.json {
+        return Ok(());
+    }
+    let (server, output) = (arguments.address.as_str(), arguments.output.as_deref());
+    print(&document(&PullJson { version: VERSION, server, output, rounds })?)
 }
 
 /// Opens the output before the server is contacted, so that an unusable output fails at once.
 fn open_output(arguments: &Pull) -> Result<Option<Target>, Failure> {
     let Some(path) = &arguments.output else { return Ok(None) };
-    let _shown = phase("opening the output");
+    let _shown = arguments.console.phase("opening the output");
     let output = Target::open(path, arguments.no_clobber)?;
     if output.is_stream() && arguments.repeat.get() > 1 {
         return Err(Failure::RoundsIntoStream { path: path.clone() });
+    }
+    if output.is_stream() && arguments.console.json {
+        return Err(Failure::JsonIntoStream { path: path.clone() });
     }
     Ok(Some(output))
 }
@@ -57,11 +84,12 @@ async fn pull_with(
     mut link: Link,
     arguments: &Pull,
     mut output: Option<Target>,
-) -> Result<(Link, Option<Target>), Failure> {
-    let plan = link.plan.clone();
+) -> Result<(Link, Option<Target>, Vec<RoundReport>), Failure> {
+    let (plan, console) = (link.plan.clone(), arguments.console);
+    let mut reports = Vec::new();
     let is_stream = output.as_ref().is_some_and(Target::is_stream);
     if let Some(output) = &mut output {
-        let _shown = phase("taking room on the disk");
+        let _shown = arguments.console.phase("taking room on the disk");
         if let Err(full) = output.begin(&plan.layout.files, |_| true) {
             link.close().await;
             return Err(full.into());
@@ -71,19 +99,19 @@ async fn pull_with(
     for number in 1..=rounds {
         let round = Round::begin((rounds > 1).then_some(number), link.info());
         let what = if arguments.verify { "pulling and verifying" } else { "pulling" };
-        let progress = byte_bar(what, plan.layout.data_bytes());
+        let progress = console.byte_bar(what, plan.layout.data_bytes());
         let begun = TensorWork { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
         let task;
         (link, task) = fetch_all(link, arguments, begun).await?;
         task.progress.finish_and_clear();
-        let mut text = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), arguments.stats);
-        if arguments.stats {
-            text.push_str(&format!("\n  memory   {} bytes", link.memory_bytes()));
-        }
-        report(task.output.is_some(), is_stream, &format!("{text}\n"))?;
+        let memory = arguments.stats.then(|| link.memory_bytes());
+        let ended = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), memory);
+        report(console, task.output.is_some(), is_stream, &ended.to_string())?;
+        // People have read them.
+        reports.extend(console.json.then_some(ended));
         output = task.output;
     }
-    Ok((checked(link, arguments).await?, output))
+    Ok((checked(link, arguments).await?, output, reports))
 }
 
 /// Checks that what was fetched was published at one moment.
@@ -177,9 +205,9 @@ async fn fetch_until_lost(
 
 /// Prints a message for the user; on standard error if the output may be standard output. If there is an output, the
 /// message is not the result, and is dropped if it cannot be written.
-fn report(has_output: bool, is_stream: bool, text: &str) -> Result<(), Failure> {
-    if is_stream {
-        let _ = std::io::stderr().write_all(text.as_bytes());
+fn report(console: Console, has_output: bool, is_stream: bool, text: &str) -> Result<(), Failure> {
+    if console.quiet || console.json || is_stream {
+        console.say_aside(text);
         return Ok(());
     }
     match print(text) {

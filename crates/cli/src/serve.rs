@@ -1,9 +1,10 @@
 //! `tensorwire serve`: the tensors of files, published until Ctrl-C.
 
-use std::future::pending;
+use std::{future::pending, path::Path};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use indicatif::BinaryBytes;
+use serde::Serialize;
 use tensorwire::Worker;
 use tensorwire_protocol::text::escaped;
 use tokio::sync::oneshot;
@@ -11,11 +12,10 @@ use tokio::sync::oneshot;
 use crate::{
     arguments::Serve,
     checkpoint::Access,
+    console::Console,
     failure::Failure,
     link::runtime,
     mapped_file::{Changes, MappedFile},
-    print,
-    progress::byte_bar,
     reachable_address::instead_of_all,
     signals::{AtSignal, at_signal},
     source::{OpenFile, Opened, Source},
@@ -38,9 +38,10 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     let opened = Opened::open(&source, &look, arguments.mmap)?;
     let worker = start(arguments).await?;
     let mapped = join(&worker, &opened, changes)?;
-    let texts = announcement(&opened, arguments);
+    let serving = Serving::of(&opened, arguments);
     let what = if mapped.iter().any(Option::is_some) { "mapping" } else { "reading" };
-    let bar = byte_bar(what, opened.data_bytes());
+    let console = arguments.console;
+    let bar = console.byte_bar(what, opened.data_bytes());
     let bytes = mapped.iter().map(|file| file.as_ref().map(|file| file.buf().clone())).collect();
     let shown = (bar.clone(), arguments.watch);
     let (served, change) =
@@ -49,15 +50,15 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Before a client can know the address.
     let (wake, woken) = oneshot::channel();
     at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
-    announce(&worker, texts, arguments.watch.then_some(change));
+    serving.announce(console, worker.address(), arguments.watch.then_some(&change));
     let watch = async {
         if arguments.watch {
-            served.watch().await;
+            served.watch(console).await;
         }
         pending::<()>().await;
     };
     tokio::select! {
-        ended = until_woken(woken, mapped.into_iter().flatten().collect()) => ended?,
+        ended = until_woken(woken, mapped.into_iter().flatten().collect(), console) => ended?,
         () = watch => {}
     }
     worker.shutdown().await;
@@ -87,8 +88,61 @@ fn join(worker: &Worker, opened: &Opened, changes: Vec<Changes>) -> Result<Vec<O
     files.collect()
 }
 
+/// Version of the lines of JSON: incremented when a field changes its meaning or is removed.
+const VERSION: u32 = 1;
+
+/// What is served: the first line of `--json`, or lines for people.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "serving")]
+struct Serving<'a> {
+    version: u32,
+    address: String,
+    path: &'a Path,
+    files: usize,
+    tensors: usize,
+    bytes: u64,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+impl<'a> Serving<'a> {
+    /// The files; the address follows when there is one.
+    fn of(opened: &Opened, arguments: &'a Serve) -> Self {
+        Self {
+            version: VERSION,
+            address: String::new(),
+            path: &arguments.path,
+            files: opened.files.len(),
+            tensors: opened.tensors(),
+            bytes: opened.data_bytes(),
+            lines: lines(opened, arguments),
+        }
+    }
+
+    /// Prints them, with the address that clients connect to and the first version of files that are watched.
+    fn announce(mut self, console: Console, listening: &str, change: Option<&Change>) {
+        self.lines.extend(change.map(Change::line));
+        self.address = match instead_of_all(listening) {
+            Some(one) => {
+                self.lines.push(format!(
+                    "listening at all addresses of this host: take any that the client reaches, with port {}",
+                    one.port()
+                ));
+                one.to_string()
+            }
+            None => listening.to_owned(),
+        };
+        self.lines.push(format!("address {}", self.address));
+        console.event(&self);
+        if let Some(change) = change {
+            console.event(change);
+        }
+        console.say(&(self.lines.join("\n") + "\n"));
+    }
+}
+
 /// The lines that say what is served.
-fn announcement(opened: &Opened, arguments: &Serve) -> Vec<String> {
+fn lines(opened: &Opened, arguments: &Serve) -> Vec<String> {
     let files = match opened.files.as_slice() {
         [OpenFile { name: None, .. }] => String::new(),
         files => format!("{} files in ", files.len()),
@@ -114,26 +168,14 @@ fn announcement(opened: &Opened, arguments: &Serve) -> Vec<String> {
     lines
 }
 
-fn announce(worker: &Worker, mut lines: Vec<String>, change: Option<Change>) {
-    lines.extend(change.map(|change| change.line()));
-    match instead_of_all(worker.address()) {
-        Some(one) => {
-            lines.push(format!(
-                "listening at all addresses of this host: take any that the client reaches, with port {}",
-                one.port()
-            ));
-            lines.push(format!("address {one}"));
-        }
-        None => lines.push(format!("address {}", worker.address())),
-    }
-    // A message that cannot be written is dropped.
-    let _ = print(&format!("{}\n", lines.join("\n")));
-}
-
 /// Waits for a signal. Ends the server, too, if a mapped file changes and could not be copied before.
-async fn until_woken(woken: oneshot::Receiver<()>, mapped: Vec<MappedFile>) -> Result<(), Failure> {
+async fn until_woken(
+    woken: oneshot::Receiver<()>,
+    mapped: Vec<MappedFile>,
+    console: Console,
+) -> Result<(), Failure> {
     let lost = async {
-        let mut lost: FuturesUnordered<_> = mapped.into_iter().map(MappedFile::until_lost).collect();
+        let mut lost: FuturesUnordered<_> = mapped.into_iter().map(|file| file.until_lost(console)).collect();
         match lost.next().await {
             Some(failure) => failure,
             None => pending().await,

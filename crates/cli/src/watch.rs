@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use indicatif::{BinaryBytes, ProgressBar};
+use serde::{Serialize, Serializer};
 use tensorwire::{
     Worker,
     fabric::{Runtime, TokioRuntime},
@@ -11,10 +12,10 @@ use tensorwire::{
 use tensorwire_protocol::text::escaped;
 
 use crate::{
+    console::Console,
     failure::Failure,
     layout::{SET, is_text},
     loading::{Loaded, Loading, State},
-    print,
     separate_thread::in_thread,
     source::{Look, Opened, Source},
 };
@@ -32,14 +33,31 @@ pub(crate) struct Served {
 }
 
 /// What a commit has changed.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "version")]
 pub(crate) struct Change {
+    #[serde(rename = "files_version")]
     version: u64,
     tensors: usize,
     changed: usize,
     removed: usize,
     bytes: u64,
+    #[serde(rename = "seconds", serialize_with = "seconds")]
     elapsed: Duration,
+}
+
+/// Writes a duration in seconds.
+pub(crate) fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+/// Why changed files are not served.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "refused")]
+struct Refused<'a> {
+    #[serde(rename = "files_version")]
+    version: u64,
+    reason: &'a str,
 }
 
 impl Change {
@@ -111,26 +129,29 @@ impl Served {
     }
 
     /// Looks at the files until the program ends, and commits each state that is complete.
-    pub(crate) async fn watch(mut self) {
+    pub(crate) async fn watch(mut self, console: Console) {
         let mut changes = Changes::default();
         loop {
             self.runtime.sleep(LOOK_PAUSE).await;
             let line = match self.attempt(&mut changes).await {
                 Ok(None) => continue,
-                Ok(Some(change)) => change.line(),
+                Ok(Some(change)) => {
+                    console.event(&change);
+                    change.line()
+                }
                 Err(failure) => {
                     let why = failure.to_string();
                     if changes.reported.as_ref() == Some(&why) {
                         continue;
                     }
                     let version = self.state.version;
+                    console.event(&Refused { version, reason: &why });
                     let line = format!("not served yet, version {version} stays: {}", escaped(&why));
                     changes.reported = Some(why);
                     line
                 }
             };
-            // A message that cannot be written is dropped.
-            let _ = print(&format!("{line}\n"));
+            console.say(&format!("{line}\n"));
         }
     }
 

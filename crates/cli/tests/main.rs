@@ -17,6 +17,7 @@ mod doctor;
 mod exit;
 mod files;
 mod follow;
+mod json;
 mod list;
 mod loopback;
 mod pull;

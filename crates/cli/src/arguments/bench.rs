@@ -10,7 +10,7 @@ use serde::Serialize;
 use tensorwire::settings::Wait;
 
 use super::{Fabric, Secret};
-use crate::exit;
+use crate::{console::Console, exit};
 
 /// The port of `--serve`, and of a HOST that is given without one.
 const PORT: u16 = 4250;
@@ -43,7 +43,7 @@ pub(crate) struct Bench {
     pub(crate) peer: Option<String>,
     /// Serve measurements to another host until Ctrl-C. Anything beyond loopback needs --secret-file.
     #[arg(long, value_name = "HOST[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0", value_parser = address)]
-    #[arg(conflicts_with_all = ["peer", "op", "size", "time", "iterations", "json"])]
+    #[arg(conflicts_with_all = ["peer", "op", "size", "time", "iterations"])]
     pub(crate) serve: Option<String>,
     /// The transports to measure. If a named one cannot be used, that is an error. Default: `auto` between two hosts,
     /// which is RDMA if both have it, otherwise TCP; on one host `shm,tcp`.
@@ -64,11 +64,10 @@ pub(crate) struct Bench {
     /// Number of operations of each row. It replaces --time.
     #[arg(long, value_name = "N", conflicts_with = "time")]
     pub(crate) iterations: Option<NonZeroU64>,
-    /// Print one JSON object per row instead of a table.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) console: Console,
     /// End with the process that started this one.
     #[arg(long, hide = true, requires = "serve")]
     pub(crate) until_stdin_ends: bool,

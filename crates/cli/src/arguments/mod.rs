@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tensorwire::{FabricKind, settings::Validation};
 
-use crate::exit;
+use crate::{console::Console, exit};
 
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]
@@ -66,6 +66,8 @@ pub(crate) struct Serve {
     pub(crate) validate: Validate,
     #[command(flatten)]
     pub(crate) peering: Peering,
+    #[command(flatten)]
+    pub(crate) console: Console,
 }
 
 /// `tensorwire pull`.
@@ -123,6 +125,8 @@ pub(crate) struct Pull {
     pub(crate) validate: Validate,
     #[command(flatten)]
     pub(crate) peering: Peering,
+    #[command(flatten)]
+    pub(crate) console: Console,
 }
 
 impl Pull {
@@ -140,11 +144,10 @@ pub(crate) struct List {
     /// Address of the worker, for instance the one that `tensorwire serve` printed.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
     pub(crate) address: String,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) peering: Peering,
+    #[command(flatten)]
+    pub(crate) console: Console,
 }
 
 const DEVICES_STATUS: &str = "\
@@ -155,9 +158,8 @@ table of `tensorwire --help`. With --json the same is one object; its fields are
 #[derive(Debug, Args)]
 #[command(after_help = DEVICES_STATUS)]
 pub(crate) struct Devices {
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) console: Console,
 }
 
 const DOCTOR_STATUS: &str = "\
@@ -181,9 +183,8 @@ pub(crate) struct Doctor {
     /// Exit with 1 unless this fabric can be used. Can be repeated, or have several between commas.
     #[arg(long, value_enum, value_name = "FABRIC", value_delimiter = ',')]
     pub(crate) require: Vec<FabricName>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) console: Console,
 }
 
 /// Whether received bytes are validated.

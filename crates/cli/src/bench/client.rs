@@ -52,7 +52,7 @@ async fn rows(own: &Worker, arguments: &Bench, wait: WaitChoice, address: &str) 
             // The side that made the connection knows why it uses no better fabric.
             let not_used = if info.not_used.is_empty() { &theirs } else { &info.not_used };
             let row = Row { op, size, wait, address, transport: info.transport, not_used };
-            print(&if arguments.json { row.json(&figures) } else { row.text(&figures, at == 0) })?;
+            print(&if arguments.console.json { row.json(&figures) } else { row.text(&figures, at == 0) })?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::ValueEnum;
+use serde::Serialize;
 use tensorwire::{Code, Worker, WorkerError};
 use tensorwire_protocol::text::escaped;
 use tokio::sync::oneshot;
@@ -19,6 +20,7 @@ use crate::{
         Fabric,
         bench::{Bench, WaitChoice},
     },
+    console::Console,
     failure::{BenchError, Failure},
     print,
     reachable_address::instead_of_all,
@@ -42,7 +44,7 @@ pub(super) async fn serve(arguments: &Bench, bind: &str) -> Result<(), Failure> 
     } else {
         at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
     }
-    announce(&worker)?;
+    announce(&worker, arguments.console)?;
     tokio::select! {
         _ = woken => {}
         ended = serve_clients(&worker) => ended?,
@@ -51,10 +53,27 @@ pub(super) async fn serve(arguments: &Bench, bind: &str) -> Result<(), Failure> 
     Ok(())
 }
 
-fn announce(worker: &Worker) -> Result<(), Failure> {
+/// The line of `--serve --json`.
+#[derive(Debug, Serialize)]
+struct ServingJson<'a> {
+    event: &'static str,
+    version: u32,
+    address: &'a str,
+    fabrics: &'a [String],
+}
+
+fn announce(worker: &Worker, console: Console) -> Result<(), Failure> {
     let address =
         instead_of_all(worker.address()).map_or_else(|| worker.address().to_owned(), |one| one.to_string());
-    let fabrics: Vec<_> = worker.offered_fabrics().into_iter().map(|(kind, _)| kind.to_string()).collect();
+    let fabrics: Vec<String> =
+        worker.offered_fabrics().into_iter().map(|(kind, _)| kind.to_string()).collect();
+    if console.json {
+        let line = ServingJson { event: "serving", version: 1, address: &address, fabrics: &fabrics };
+        console.event(&line);
+    }
+    if console.json || console.quiet {
+        return Ok(());
+    }
     print(&format!(
         "serving benchmarks over {}; on the other host: tensorwire bench {address}\n{ADDRESS}{address}\n",
         fabrics.join(", ")

@@ -6,7 +6,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use tensorwire::fabric::TokioRuntime;
 
-use crate::{arguments::Devices, failure::Failure, machine::Machine};
+use crate::{arguments::Devices, console::Console, failure::Failure, machine::Machine};
 
 /// Lists the devices. The exit status shows whether one of them can be opened.
 pub(crate) fn devices(arguments: &Devices) -> Result<ExitCode, Failure> {
@@ -14,10 +14,10 @@ pub(crate) fn devices(arguments: &Devices) -> Result<ExitCode, Failure> {
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;
     let machine = Machine::look(None, Arc::new(runtime));
     let why_none = why_none(&machine);
-    let text = if arguments.json {
-        report::json(&machine, why_none.as_deref()).map_err(Failure::Json)?
-    } else {
-        report::text(&machine, why_none.as_deref())
+    let text = match (arguments.console, why_none.as_deref()) {
+        (Console { json: true, .. }, why_none) => report::json(&machine, why_none)?,
+        (Console { quiet: true, .. }, why_none) => why_none.map(report::none).unwrap_or_default(),
+        (_, why_none) => report::text(&machine, why_none),
     };
     crate::print(&text)?;
     Ok(if why_none.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

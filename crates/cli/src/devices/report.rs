@@ -5,7 +5,11 @@ use std::fmt::Write;
 use indicatif::{BinaryBytes, HumanCount};
 use serde::Serialize;
 
-use crate::machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port};
+use crate::{
+    console::document,
+    failure::Failure,
+    machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port},
+};
 
 /// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
@@ -30,13 +34,13 @@ struct LibraryLine<'a> {
 }
 
 /// For programs: one object.
-pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, serde_json::Error> {
+pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, Failure> {
     let path = match &machine.library {
         Library::Found { path, .. } => path.as_deref(),
         Library::Missing { .. } => None,
     };
     let found = matches!(machine.library, Library::Found { .. });
-    let document = DevicesJson {
+    let report = DevicesJson {
         version: VERSION,
         tensorwire: env!("CARGO_PKG_VERSION"),
         library: LibraryLine { found, path, version: machine.library.version() },
@@ -45,7 +49,12 @@ pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, 
         why_no_choice: machine.choice.as_ref().err().map(String::as_str),
         why_no_device: why_none,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    document(&report)
+}
+
+/// The last line if no device can be used.
+pub(super) fn none(reason: &str) -> String {
+    format!("No device can be used: {reason}\n")
 }
 
 /// For people: one paragraph for each device, then the one that Tensorwire would use.
@@ -56,7 +65,7 @@ pub(super) fn text(machine: &Machine, why_none: Option<&str>) -> String {
         text.push('\n');
     }
     text += &match (&machine.choice, why_none) {
-        (_, Some(reason)) => format!("No device can be used: {reason}\n"),
+        (_, Some(reason)) => none(reason),
         (Ok(Choice { device, port, gid_index, gid }), None) => format!(
             "Tensorwire would use {device} port {port}, address {gid} (GID {gid_index}): of the active ports \
              that TENSORWIRE_RDMA_* allow the one with the best address (RoCE v2 with IPv4 or InfiniBand's own, then IPv6, link-local last), the first by \

@@ -20,6 +20,7 @@ use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use self::proof::{Proof, prove};
 use crate::{
     arguments::{Doctor, FabricName},
+    console::Console,
     failure::Failure,
     machine::{Machine, open_fabric},
 };
@@ -57,10 +58,10 @@ pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
     let seen = examine(arguments, &(Arc::new(runtime) as Arc<dyn Runtime>)).await;
     let findings = judge::findings(&seen);
     let verdict = report::verdict(&seen, &findings);
-    let text = if arguments.json {
-        report::json(&seen, &findings, &verdict).map_err(Failure::Json)?
-    } else {
-        report::text(&findings, &verdict)
+    let text = match arguments.console {
+        Console { json: true, .. } => report::json(&seen, &findings, &verdict)?,
+        Console { quiet: true, .. } => report::quiet_text(&findings),
+        _ => report::text(&findings, &verdict),
     };
     crate::print(&text)?;
     let is_met = meets(&seen, verdict.usable, &arguments.require);

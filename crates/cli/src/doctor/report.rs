@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::{Examination, cause::Status, finding::Finding, judge::place};
-use crate::machine::Choice;
+use crate::{console::document, failure::Failure, machine::Choice};
 
 /// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
@@ -50,9 +50,18 @@ pub(super) fn sentence(finding: &Finding) -> String {
 
 /// For people: one line per finding with its remedy below, the verdict last.
 pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
+    format!("{}\n{}\n", lines(findings, |_| true), verdict.text)
+}
+
+/// Only the warnings and the problems, with their remedies.
+pub(super) fn quiet_text(findings: &[Finding]) -> String {
+    lines(findings, |finding| finding.status != Status::Ok)
+}
+
+fn lines(findings: &[Finding], is_shown: impl Fn(&Finding) -> bool) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = String::new();
-    for finding in findings {
+    for finding in findings.iter().filter(|finding| is_shown(finding)) {
         let (status, check) = (finding.status.name(), finding.check);
         // Writing to a string does not fail.
         let _ = writeln!(text, "{status:<8} {check:<width$}  {}", sentence(finding));
@@ -60,7 +69,6 @@ pub(super) fn text(findings: &[Finding], verdict: &Verdict) -> String {
             let _ = writeln!(text, "{:<8} {:<width$}  -> {remedy}", "", "");
         }
     }
-    let _ = writeln!(text, "\n{}", verdict.text);
     text
 }
 
@@ -77,12 +85,8 @@ struct DoctorJson<'a> {
 }
 
 /// For programs: one object.
-pub(super) fn json(
-    seen: &Examination,
-    findings: &[Finding],
-    verdict: &Verdict,
-) -> Result<String, serde_json::Error> {
-    let document = DoctorJson {
+pub(super) fn json(seen: &Examination, findings: &[Finding], verdict: &Verdict) -> Result<String, Failure> {
+    let report = DoctorJson {
         version: VERSION,
         tensorwire: env!("CARGO_PKG_VERSION"),
         usable: verdict.usable,
@@ -91,5 +95,5 @@ pub(super) fn json(
         pool_bytes: seen.pool_bytes,
         findings,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    document(&report)
 }
