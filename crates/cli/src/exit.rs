@@ -71,10 +71,9 @@ impl Failure {
             Self::Print(error) | Self::Runtime(error) | Self::Thread(error) => of_io(error),
             Self::Remove { source, .. } => of_io(source),
             Self::Memory { .. } | Self::VersionTooLarge { .. } | Self::TooLarge { .. } => Exit::NoRoom,
-            Self::RoundsIntoStream { .. }
-            | Self::JsonIntoStream { .. }
-            | Self::WatchMapped
-            | Self::FollowIntoStream { .. } => Exit::Usage,
+            Self::RoundsIntoStream { .. } | Self::JsonIntoStream { .. } | Self::FollowIntoStream { .. } => {
+                Exit::Usage
+            }
             #[cfg(not(feature = "tls"))]
             Self::NoTls { .. } => Exit::Usage,
             #[cfg(feature = "tls")]

@@ -54,10 +54,6 @@ pub(crate) enum Failure {
     Layout(#[from] LayoutError),
     #[error("{path}: it was changed while it was read: serve it again, when it is complete")]
     ChangedWhileRead { path: PathBuf },
-    #[error(
-        "--watch and --mmap: a mapped file keeps its bytes, so its changes cannot be served: leave --mmap or --watch out"
-    )]
-    WatchMapped,
     #[error("--output = `{path}`: it is no file and no folder, which --follow needs: name one")]
     FollowIntoStream { path: PathBuf },
     #[error("{path}: the server has this file no more, but it can't be removed: {source}")]

@@ -43,7 +43,6 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser;
 use tensorwire_protocol::text::escaped;
 use tracing_subscriber::EnvFilter;
 
@@ -59,8 +58,9 @@ const LOG_FILTER: &str = "warn,h2=error";
 
 fn main() -> ExitCode {
     // clap exits with code 2 for a wrong command line.
+    let line: Vec<OsString> = std::env::args_os().collect();
     let arguments =
-        Arguments::try_parse().unwrap_or_else(|error| arguments::bench::with_new_home(error).exit());
+        arguments::line::read(&line).unwrap_or_else(|error| arguments::bench::with_new_home(error).exit());
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();

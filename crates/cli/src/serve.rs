@@ -27,9 +27,6 @@ const NAME: &str = "/job:serve/replica:0/task:0";
 
 /// Reads the files, publishes their tensors and serves them until SIGINT or SIGTERM.
 pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
-    if arguments.watch && arguments.mmap {
-        return Err(Failure::WatchMapped);
-    }
     let source = Source::of(&arguments.path)?;
     let look = source.look()?;
     // Before the leases: the kernel announces a change by a signal.

@@ -22,6 +22,7 @@ mod list;
 mod loopback;
 mod pull;
 mod serve_pull;
+mod settings;
 mod surroundings;
 #[cfg(feature = "test-certificates")]
 mod tls;

@@ -1,6 +1,8 @@
 //! The command line.
 
 pub(crate) mod bench;
+pub(crate) mod line;
+pub(crate) mod variables;
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
@@ -47,7 +49,7 @@ pub(crate) struct Serve {
     /// Look at the files twice a second, and serve them again as a new version when they have changed: replaced by a
     /// rename, overwritten in place, added to the folder or removed. A version is served once all files are complete and
     /// have not changed between two looks; until then the one before stays. `pull --follow` gets each version.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "mmap")]
     pub(crate) watch: bool,
     /// Address to listen at, for sessions and data; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = address)]
@@ -90,10 +92,10 @@ pub(crate) struct Pull {
     #[arg(long, requires = "output", conflicts_with_all = ["no_clobber", "tensor", "retry", "repeat", "verify", "stats"])]
     pub(crate) follow: bool,
     /// With --follow: if the server is restarted with older files, take them. Without this option the newer ones stay.
-    #[arg(long, requires = "follow")]
+    #[arg(long)]
     pub(crate) accept_restart: bool,
     /// Do not replace a file: if there is one at --output, fail before anything is fetched.
-    #[arg(long, requires = "output")]
+    #[arg(long)]
     pub(crate) no_clobber: bool,
     /// Fetch this tensor only. Can be repeated for several tensors.
     #[arg(long, value_name = "NAME")]
@@ -261,7 +263,7 @@ pub(crate) struct Peering {
 #[derive(Debug, Args)]
 pub(crate) struct Liveness {
     /// How long a peer may be silent, answering no ping and moving no data, before it counts as lost.
-    #[arg(long = "liveness", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "liveness", value_name = "SECONDS", default_value_t = 30, env = "TENSORWIRE_LIVENESS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) seconds: u32,
 }
 
@@ -369,18 +371,18 @@ fn pool_bytes(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser};
+    use clap::Parser;
 
     use super::{Arguments, Checksum, Command, Fabric, address, pool_bytes};
 
     #[test]
     fn definition_is_consistent() {
-        Arguments::command().debug_assert();
+        super::variables::command().debug_assert();
     }
 
     #[test]
     fn help_fits_into_the_terminal() {
-        let mut all = Arguments::command().term_width(80);
+        let mut all = super::variables::command().term_width(80);
         all.build();
         let pages = all.get_subcommands().map(clap::Command::get_name).map(str::to_owned).collect::<Vec<_>>();
         for page in pages {

@@ -19,6 +19,7 @@ use crate::{
     arguments::{
         Fabric,
         bench::{Bench, WaitChoice},
+        variables::variables,
     },
     console::Console,
     failure::{BenchError, Failure},
@@ -144,6 +145,10 @@ impl Process {
         command.args(["--fabric", &name_of(&fabric), "--wait", &name_of(&wait)]);
         if let Some(path) = &arguments.secret.secret_file {
             command.arg("--secret-file").arg(path);
+        }
+        // Its settings are on its command line.
+        for name in variables("bench") {
+            command.env_remove(name);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Self { child: command.spawn().map_err(BenchError::Spawn)?, address: String::new() };
