@@ -1,5 +1,5 @@
 //! The `tensorwire` command: serves the tensors of safetensors files, pulls and follows them, lists them, measures the speed, lists
-//! RDMA devices, and checks whether they can be used.
+//! RDMA devices, and checks whether they can be used. It also prints its manual pages and the completions of shells.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -20,6 +20,7 @@ mod link;
 mod list;
 mod loading;
 mod machine;
+mod manual;
 mod mapped_file;
 mod output;
 mod peering;
@@ -93,6 +94,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Pull(pull) => pull::pull(pull).await?,
             Command::List(list) => list::list(list).await?,
             Command::Bench(arguments) => bench::bench(arguments).await?,
+            Command::Completions(arguments) => manual::completions(arguments)?,
+            Command::Man(arguments) => manual::man(arguments)?,
         }
         Ok(ExitCode::SUCCESS)
     })

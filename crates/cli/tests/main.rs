@@ -20,6 +20,7 @@ mod follow;
 mod json;
 mod list;
 mod loopback;
+mod manual;
 mod pull;
 mod serve_pull;
 mod settings;

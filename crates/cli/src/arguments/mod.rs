@@ -36,6 +36,10 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure how fast tensors are between two hosts, or two processes of this one.
     Bench(bench::Bench),
+    /// Print the completions of this command for a shell.
+    Completions(Completions),
+    /// Print the manual page, or write it and those of the subcommands into a folder.
+    Man(Man),
 }
 
 /// `tensorwire serve`.
@@ -170,6 +174,35 @@ Each line is a finding: ok, warning (RDMA works all the same) or problem, with a
 
 Exit status: 0 if the fabrics that --require names can be used, or any without it; 1 if not; otherwise as in the \
 table of `tensorwire --help`. With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
+
+const COMPLETIONS: &str = "\
+Examples:
+  tensorwire completions bash > ~/.local/share/bash-completion/completions/tensorwire
+  tensorwire completions zsh > ~/.zfunc/_tensorwire            with fpath+=~/.zfunc before compinit in ~/.zshrc
+  tensorwire completions fish > ~/.config/fish/completions/tensorwire.fish";
+
+/// `tensorwire completions`.
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETIONS)]
+pub(crate) struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+const MAN: &str = "\
+Examples:
+  tensorwire man | man -l -
+  tensorwire man ~/.local/share/man/man1";
+
+/// `tensorwire man`.
+#[derive(Debug, Args)]
+#[command(after_help = MAN)]
+pub(crate) struct Man {
+    /// Folder for the pages tensorwire.1, tensorwire-pull.1 and so on. A missing one is made.
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+}
 
 /// `tensorwire doctor`.
 #[derive(Debug, Args)]
