@@ -13,6 +13,7 @@ mod rdma_devices;
 mod skipped;
 
 mod bench;
+mod config;
 mod doctor;
 mod exit;
 mod files;

@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod bench;
+mod file;
 pub(crate) mod line;
 pub(crate) mod variables;
 

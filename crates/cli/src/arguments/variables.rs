@@ -1,15 +1,22 @@
 //! The settings among the options, and the environment variable of each.
 
-use clap::{Arg, ArgAction, Command, CommandFactory, builder::BoolishValueParser};
+use clap::{
+    Arg, ArgAction, Command, CommandFactory,
+    builder::{BoolishValueParser, ValueParser},
+};
 
 use super::Arguments;
+
+/// The option that names the configuration file.
+pub(crate) const CONFIG: &str = "config";
 
 /// Whether the environment and the configuration file may set the option. They set how a subcommand works, not what it is about: not its
 /// positional arguments, and not an option that may be given without a value, such as `bench --serve`.
 pub(crate) fn is_setting(option: &Arg) -> bool {
     let is_mode = option.get_num_args().is_some_and(|count| count.min_values() == 0 && count.takes_values());
     let sets = matches!(option.get_action(), ArgAction::Set | ArgAction::Append | ArgAction::SetTrue);
-    option.get_long().is_some() && sets && !is_mode && !option.is_hide_set()
+    let is_file = option.get_id() == CONFIG;
+    option.get_long().is_some() && sets && !is_mode && !is_file && !option.is_hide_set()
 }
 
 /// Whether the option is given without a value.
@@ -29,23 +36,34 @@ pub(crate) fn command() -> Command {
     with_variables(&|_| true)
 }
 
-/// The same, where only the settings for which `is_read` holds are taken from their variables.
+/// The same, where only the settings for which `is_read` holds are taken from their variables. Each subcommand with settings has the option
+/// that names the configuration file.
 pub(crate) fn with_variables(is_read: &dyn Fn(&Arg) -> bool) -> Command {
     Arguments::command().mut_subcommands(|subcommand| {
         let name = subcommand.get_name().to_owned();
-        subcommand.mut_args(|option| match is_setting(&option) {
+        let has_settings = subcommand.get_arguments().any(is_setting);
+        let subcommand = subcommand.mut_args(|option| match is_setting(&option) {
             true if is_read(&option) => {
                 let variable = variable(&name, &option);
                 with_variable(option, variable)
             }
             _ => option.env(None),
-        })
+        });
+        if has_settings { subcommand.arg(config()) } else { subcommand }
     })
 }
 
 fn with_variable(option: Arg, variable: String) -> Arg {
     let option = option.env(variable);
     if is_flag(&option) { option.value_parser(BoolishValueParser::new()) } else { option }
+}
+
+/// The option that names the configuration file.
+fn config() -> Arg {
+    let help = "File with values for options that neither the command line nor the environment has: TOML, with a \
+                section for each subcommand. Without this option $XDG_CONFIG_HOME/tensorwire/config.toml, if it is there";
+    let option = Arg::new(CONFIG).long(CONFIG).value_name("FILE").env("TENSORWIRE_CONFIG").help(help);
+    option.value_parser(ValueParser::path_buf())
 }
 
 /// The variables of a subcommand's settings.

@@ -142,7 +142,7 @@ impl Process {
     pub(super) fn start(arguments: &Bench, fabric: Fabric, wait: WaitChoice) -> Result<Self, BenchError> {
         let mut command = Command::new(std::env::current_exe().map_err(BenchError::Spawn)?);
         command.args(["bench", "--serve", "127.0.0.1:0", "--until-stdin-ends"]);
-        command.args(["--fabric", &name_of(&fabric), "--wait", &name_of(&wait)]);
+        command.args(["--config", "/dev/null", "--fabric", &name_of(&fabric), "--wait", &name_of(&wait)]);
         if let Some(path) = &arguments.secret.secret_file {
             command.arg("--secret-file").arg(path);
         }
