@@ -1,7 +1,7 @@
 //! The configuration file: values of settings, in a section for each subcommand.
 
 use std::{
-    env, fs, io,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -31,13 +31,13 @@ impl ConfigFile {
     /// The file cannot be read, or has a section, key or value that cannot be used.
     pub(crate) fn read(named: Option<&Path>) -> Result<Option<Self>, Error> {
         let Some(path) = named.map(Path::to_owned).or_else(usual) else { return Ok(None) };
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => return Ok(None),
-            Err(error) => {
-                return Err(refused(&path, &format!("{error}: name a file that can be read with --config")));
-            }
-            Ok(text) => text,
-        };
+        // The home of another user, which `sudo` may leave in HOME, is often closed.
+        if named.is_none() && fs::metadata(&path).is_err() {
+            return Ok(None);
+        }
+        let unreadable =
+            |error| refused(&path, &format!("{error}: name a file that can be read with --config"));
+        let text = fs::read_to_string(&path).map_err(unreadable)?;
         let sections: Table =
             toml::from_str(&text).map_err(|error| refused(&path, &not_toml(&text, &error)))?;
         check(&sections).map_err(|problem| refused(&path, &problem))?;
