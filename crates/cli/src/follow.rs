@@ -24,7 +24,7 @@ use crate::{
     layout::{Layout, SET, Texts, is_text},
     link::{connect, of_memory, runtime},
     loading::is_equal,
-    output::Target,
+    output::{Target, Writing},
     separate_thread::in_thread,
     signals::{AtSignal, at_signal},
     watch::seconds,
@@ -96,7 +96,7 @@ fn check_target(path: &Path) -> Result<(), Failure> {
     if is_stream {
         return Err(Failure::FollowIntoStream { path: path.to_owned() });
     }
-    Target::open(path, false)?;
+    Target::open(path, Writing::default())?;
     Ok(())
 }
 
@@ -235,7 +235,7 @@ fn write_pieces(
     layout: &Layout,
     is_written: &[bool],
 ) -> Result<(), Failure> {
-    let mut target = Target::open(path, false)?;
+    let mut target = Target::open(path, Writing::default())?;
     target.begin(&layout.files, |file| is_written[file])?;
     for piece in layout.pieces.iter().filter(|piece| is_written[piece.file]) {
         let name = || piece.name.clone();

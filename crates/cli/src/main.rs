@@ -28,6 +28,7 @@ mod plan;
 mod progress;
 mod pull;
 mod reachable_address;
+mod resume;
 mod round;
 mod separate_thread;
 mod serve;

@@ -2,6 +2,7 @@
 
 mod draft;
 mod folder;
+mod kept;
 #[cfg(test)]
 mod tests;
 
@@ -43,14 +44,22 @@ pub(crate) enum OutputError {
     Space { path: PathBuf, needed: u64, free: u64 },
 }
 
+/// How files are written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Writing {
+    /// A file that is there must not be replaced.
+    pub(crate) no_clobber: bool,
+    /// A file that is not finished stays, and the next pull continues it.
+    pub(crate) resume: bool,
+}
+
 /// A file or a stream. Dropping this before [`finish`](Self::finish) removes the file; a stream keeps the bytes written
 /// until then.
 #[derive(Debug)]
 pub(crate) struct Output {
     /// The path that the user gave.
     path: PathBuf,
-    /// A file at that path must not be replaced.
-    no_clobber: bool,
+    writing: Writing,
     place: Place,
 }
 
@@ -67,7 +76,7 @@ enum Place {
 impl Output {
     /// Opens the target that `path` names: an existing pipe or character device, or a new file, which will replace an
     /// existing file at `path`. For a FIFO this waits for the reader.
-    pub(crate) fn open(path: &Path, no_clobber: bool) -> Result<Self, OutputError> {
+    pub(crate) fn open(path: &Path, writing: Writing) -> Result<Self, OutputError> {
         let failed = |source| OutputError::Io { path: path.to_owned(), source };
         let place = if path == Path::new(STDOUT) {
             if is_closed(io::stdout()).map_err(|error| failed(error.into()))? {
@@ -77,29 +86,43 @@ impl Output {
             Place::Stream { file, written: 0 }
         } else {
             match fs::metadata(path) {
-                Ok(metadata) if metadata.is_file() && no_clobber => {
+                Ok(metadata) if metadata.is_file() && writing.no_clobber => {
                     return Err(OutputError::Exists { path: path.to_owned() });
                 }
                 Ok(metadata) if metadata.is_file() => {
-                    Place::File(Draft::create(path, Some(&metadata)).map_err(failed)?)
+                    Place::File(Draft::create(path, Some(&metadata), writing.resume).map_err(failed)?)
                 }
                 Ok(metadata) => stream_at(path, metadata.file_type())?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    let draft = Draft::create(path, None).map_err(|error| match error.kind() {
-                        io::ErrorKind::IsADirectory => OutputError::NoName { path: path.to_owned() },
-                        _ => failed(error),
-                    });
+                    let draft =
+                        Draft::create(path, None, writing.resume).map_err(|error| match error.kind() {
+                            io::ErrorKind::IsADirectory => OutputError::NoName { path: path.to_owned() },
+                            _ => failed(error),
+                        });
                     Place::File(draft?)
                 }
                 Err(error) => return Err(failed(error)),
             }
         };
-        Ok(Self { path: path.to_owned(), no_clobber, place })
+        Ok(Self { path: path.to_owned(), writing, place })
     }
 
     /// Whether written bytes cannot be taken back.
     pub(crate) fn is_stream(&self) -> bool {
         matches!(self.place, Place::Stream { .. })
+    }
+
+    /// Whether an earlier pull has left bytes in it.
+    fn had_content(&self) -> bool {
+        matches!(&self.place, Place::File(draft) if draft.had_content())
+    }
+
+    /// Reads bytes of a file that an earlier pull has left.
+    fn read_at(&self, bytes: &mut [u8], place: u64) -> io::Result<()> {
+        match &self.place {
+            Place::File(draft) => draft.read_at(bytes, place),
+            Place::Stream { .. } => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     /// Whether it is a file where nothing was when it was opened.
@@ -146,7 +169,7 @@ impl Output {
 
     /// Gives a file its name, once its bytes are on the disk.
     pub(crate) fn finish(self) -> Result<(), OutputError> {
-        let Self { path, no_clobber, place } = self;
+        let Self { path, writing: Writing { no_clobber, .. }, place } = self;
         let Place::File(draft) = place else { return Ok(()) };
         draft.finish(no_clobber).map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists if no_clobber => OutputError::Exists { path },

@@ -23,7 +23,7 @@ impl Listing {
     /// Asks the server.
     pub(crate) async fn ask(server: &Peer, arguments: &Pull) -> Result<Self, Failure> {
         // A pull that continues after a restart must know whether the file is the same.
-        let listed = if arguments.verify || arguments.retry.is_some() {
+        let listed = if arguments.verify || arguments.resume || arguments.retry.is_some() {
             server.list().with_checksums().await?
         } else {
             server.list().await?

@@ -1,6 +1,6 @@
 //! `tensorwire pull`: a server's tensors, verified and written to files.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use futures::{StreamExt, stream};
 use serde::Serialize;
@@ -14,9 +14,9 @@ use crate::{
     follow::follow,
     layout::Piece,
     link::{Link, in_flight},
-    output::Target,
-    print,
-    round::{Round, RoundReport},
+    output::{Target, Writing},
+    print, resume,
+    round::{Moved, Round, RoundReport},
     sink::{Sink, TensorWork},
 };
 
@@ -69,7 +69,8 @@ fn document_of(arguments: &Pull, rounds: &[RoundReport]) -> Result<(), Failure> 
 fn open_output(arguments: &Pull) -> Result<Option<Target>, Failure> {
     let Some(path) = &arguments.output else { return Ok(None) };
     let _shown = arguments.console.phase("opening the output");
-    let output = Target::open(path, arguments.no_clobber)?;
+    let writing = Writing { no_clobber: arguments.no_clobber, resume: arguments.resume };
+    let output = Target::open(path, writing)?;
     if output.is_stream() && arguments.repeat.get() > 1 {
         return Err(Failure::RoundsIntoStream { path: path.clone() });
     }
@@ -95,17 +96,25 @@ async fn pull_with(
             return Err(full.into());
         }
     }
+    let wanted: Arc<[usize]>;
+    (output, wanted) = {
+        let _shown = arguments.resume.then(|| console.phase("comparing with what is there"));
+        let (output, wanted) = resume::wanted(&plan, output).await?;
+        (output, wanted.into())
+    };
+    let moved = Moved::of(&plan, &wanted);
     let rounds = arguments.repeat.get();
     for number in 1..=rounds {
         let round = Round::begin((rounds > 1).then_some(number), link.info());
         let what = if arguments.verify { "pulling and verifying" } else { "pulling" };
-        let progress = console.byte_bar(what, plan.layout.data_bytes());
-        let begun = TensorWork { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
+        let progress = console.byte_bar(what, moved.bytes());
+        let (plan, wanted) = (plan.clone(), wanted.clone());
+        let begun = TensorWork { plan, verify: arguments.verify, output, wanted, done: 0, progress };
         let task;
         (link, task) = fetch_all(link, arguments, begun).await?;
         task.progress.finish_and_clear();
         let memory = arguments.stats.then(|| link.memory_bytes());
-        let ended = round.end(link.info().as_ref(), &plan, task.progress.elapsed(), memory);
+        let ended = round.end(link.info().as_ref(), &moved, task.progress.elapsed(), memory);
         report(console, task.output.is_some(), is_stream, &ended.to_string())?;
         // People have read them.
         reports.extend(console.json.then_some(ended));
@@ -170,14 +179,15 @@ async fn fetch_until_lost(
     task: TensorWork,
 ) -> Result<(TensorWork, Option<Failure>), Failure> {
     let (plan, progress) = (task.plan.clone(), task.progress.clone());
-    let (budget, rest) = (Budget::of(in_flight(arguments)), &plan.layout.pieces[task.done..]);
+    let (budget, wanted) = (Budget::of(in_flight(arguments)), task.wanted.clone());
+    let rest = wanted.iter().skip(task.done).filter_map(|&at| plan.layout.pieces.get(at));
     let sink = Sink::start(task);
     let fetch = async |piece: &Piece| {
         let room = budget.take(piece.bytes).await;
         link.fetch(arguments, piece).await.map(|tensor| (tensor, room))
     };
     // In the order of the file: a stream needs this order, and it lets a pull continue from any point.
-    let mut fetched = stream::iter(rest.iter().map(fetch)).buffered(FETCHES_MAX);
+    let mut fetched = stream::iter(rest.map(fetch)).buffered(FETCHES_MAX);
     let mut lost = None;
     while let Some(next) = fetched.next().await {
         match next {

@@ -26,15 +26,16 @@ impl Round {
     pub(crate) fn end(
         &self,
         after: Option<&PeerInfo>,
-        plan: &Plan,
+        moved: &Moved,
         elapsed: Duration,
         memory_bytes: Option<u64>,
     ) -> RoundReport {
         let counts = after.zip(memory_bytes);
         RoundReport {
             number: self.number,
-            tensors: plan.layout.pieces.len(),
-            bytes: plan.layout.data_bytes(),
+            tensors: moved.tensors,
+            bytes: moved.bytes,
+            resumed: moved.resumed,
             elapsed,
             transport: after.and_then(|info| info.transport).map(|kind| kind.to_string()),
             counts: counts.map(|(after, memory_bytes)| self.counts(after, memory_bytes)),
@@ -55,6 +56,28 @@ impl Round {
     }
 }
 
+/// The tensors of a round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moved {
+    tensors: usize,
+    bytes: u64,
+    /// Tensors that the output had before.
+    resumed: usize,
+}
+
+impl Moved {
+    /// Of the tensors `wanted` of the plan.
+    pub(crate) fn of(plan: &Plan, wanted: &[usize]) -> Self {
+        let pieces = wanted.iter().filter_map(|&at| plan.layout.pieces.get(at));
+        let bytes = pieces.fold(0, |bytes: u64, piece| bytes.saturating_add(piece.bytes));
+        Self { tensors: wanted.len(), bytes, resumed: plan.layout.pieces.len() - wanted.len() }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 /// What a round has moved.
 #[derive(Debug, Serialize)]
 pub(crate) struct RoundReport {
@@ -62,6 +85,7 @@ pub(crate) struct RoundReport {
     number: Option<u32>,
     tensors: usize,
     bytes: u64,
+    resumed: usize,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     elapsed: Duration,
     transport: Option<String>,
@@ -72,7 +96,7 @@ pub(crate) struct RoundReport {
 
 impl fmt::Display for RoundReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, tensors, bytes, elapsed, transport, counts } = self;
+        let Self { number, tensors, bytes, resumed, elapsed, transport, counts } = self;
         match number {
             None => f.write_str("pulled")?,
             Some(number) => write!(f, "round {number}:")?,
@@ -80,7 +104,11 @@ impl fmt::Display for RoundReport {
         let (rate, seconds) = (*bytes as f64 / elapsed.as_secs_f64().max(1e-9), elapsed.as_secs_f64());
         let transport = transport.as_deref().unwrap_or("no transport");
         let (bytes, rate) = (BinaryBytes(*bytes), BinaryBytes(rate as u64));
-        writeln!(f, " {tensors} tensors, {bytes} in {seconds:.3} s, {rate}/s over {transport}")?;
+        write!(f, " {tensors} tensors, {bytes} in {seconds:.3} s, {rate}/s over {transport}")?;
+        if *resumed > 0 {
+            write!(f, ", and found {resumed} complete")?;
+        }
+        writeln!(f)?;
         counts.iter().try_for_each(|counts| counts.fmt(f))
     }
 }

@@ -35,7 +35,9 @@ pub(crate) struct TensorWork {
     pub(crate) verify: bool,
     /// The target to write them to.
     pub(crate) output: Option<Target>,
-    /// How many tensors of the plan are done, in their order.
+    /// The tensors that are fetched, by their indexes in the plan.
+    pub(crate) wanted: Arc<[usize]>,
+    /// How many of them are done, in their order.
     pub(crate) done: usize,
     /// Shows the bytes that are done.
     pub(crate) progress: ProgressBar,
@@ -45,14 +47,15 @@ impl TensorWork {
     /// Processes the next tensor, unless it `is_stopped` meanwhile.
     fn take(&mut self, tensor: &Tensor, is_stopped: &AtomicBool) -> Result<(), Failure> {
         let plan = self.plan.clone();
-        let Some(piece) = plan.layout.pieces.get(self.done) else { return Ok(()) };
+        let Some(&at) = self.wanted.get(self.done) else { return Ok(()) };
+        let Some(piece) = plan.layout.pieces.get(at) else { return Ok(()) };
         let (bytes, expected) = (tensor.bytes(), piece.bytes);
         if bytes.len() as u64 != expected {
             return Err(Failure::Replaced { name: piece.name.clone(), found: bytes.len() as u64, expected });
         }
         if self.verify {
             let name = || piece.name.clone();
-            let expected = plan.checksums[self.done].ok_or_else(|| Failure::NoChecksum { name: name() })?;
+            let expected = plan.checksums[at].ok_or_else(|| Failure::NoChecksum { name: name() })?;
             let found = checksum(bytes);
             if found != expected {
                 return Err(Failure::Checksum { name: name(), found, expected });
@@ -145,7 +148,13 @@ mod tests {
     use tensorwire::{DataType, Tensor, Worker};
 
     use super::{Sink, TensorWork, checksum};
-    use crate::{budget::Budget, failure::Failure, header::Header, output::Target, plan::Plan};
+    use crate::{
+        budget::Budget,
+        failure::Failure,
+        header::Header,
+        output::{Target, Writing},
+        plan::Plan,
+    };
 
     /// The number that the progress shows after a tensor of six bytes was written to `path`.
     async fn shown_after(path: &str) -> (u64, Result<(), Failure>) {
@@ -153,11 +162,18 @@ mod tests {
         let tensor = Tensor::from_bytes(worker.pool(), DataType::U8, &[6], b"abcdef").unwrap();
         let header = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]}}"#;
         let plan = Arc::new(Plan::of(&Header::parse(header.to_owned()).unwrap()));
-        let mut output = Target::open(Path::new(path), false).unwrap();
+        let mut output = Target::open(Path::new(path), Writing::default()).unwrap();
         // A full device accepts no bytes.
         let _ = output.begin(&plan.layout.files, |_| true);
         let progress = ProgressBar::hidden();
-        let mut task = TensorWork { plan, verify: false, output: Some(output), done: 0, progress };
+        let mut task = TensorWork {
+            plan,
+            verify: false,
+            output: Some(output),
+            wanted: Arc::new([0]),
+            done: 0,
+            progress,
+        };
         let taken = task.take(&tensor, &AtomicBool::new(false));
         (task.progress.position(), taken)
     }
@@ -181,9 +197,16 @@ mod tests {
         let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
         let plan = Arc::new(Plan::of(&Header::parse(header).unwrap()));
         let directory = tempfile::tempdir().unwrap();
-        let output = Target::open(&directory.path().join("file"), false).unwrap();
+        let output = Target::open(&directory.path().join("file"), Writing::default()).unwrap();
         let progress = ProgressBar::hidden();
-        let task = TensorWork { plan: plan.clone(), verify: false, output: Some(output), done: 0, progress };
+        let task = TensorWork {
+            plan: plan.clone(),
+            verify: false,
+            output: Some(output),
+            wanted: Arc::new([0]),
+            done: 0,
+            progress,
+        };
         let sink = Sink::start(task);
         assert!(sink.put(tensor, Budget::of(1).take(1).await).await);
         sink.stop().await;

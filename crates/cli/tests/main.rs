@@ -23,6 +23,7 @@ mod list;
 mod loopback;
 mod manual;
 mod pull;
+mod resume;
 mod serve_pull;
 mod settings;
 mod surroundings;

@@ -94,11 +94,16 @@ pub(crate) struct Pull {
     /// Keep the output current until Ctrl-C: write each version of a server with --watch, and print a line for it. Files
     /// that have not changed are not written again; files that the server does not have any more are removed, if this
     /// process wrote them. If the server is lost, it is asked again for as long as it takes.
-    #[arg(long, requires = "output", conflicts_with_all = ["no_clobber", "tensor", "retry", "repeat", "verify", "stats"])]
+    #[arg(long, requires = "output", conflicts_with_all = ["resume", "no_clobber", "tensor", "retry", "repeat", "verify", "stats"])]
     pub(crate) follow: bool,
     /// With --follow: if the server is restarted with older files, take them. Without this option the newer ones stay.
     #[arg(long)]
     pub(crate) accept_restart: bool,
+    /// Keep what was written when the pull fails or is ended, in a hidden file beside the output. The next pull with this option and the
+    /// same output continues it: what the output has of the server's tensors, by their checksums, is not fetched again.
+    /// Without effect if the output is no file and no folder.
+    #[arg(long, conflicts_with = "repeat")]
+    pub(crate) resume: bool,
     /// Do not replace a file: if there is one at --output, fail before anything is fetched.
     #[arg(long)]
     pub(crate) no_clobber: bool,

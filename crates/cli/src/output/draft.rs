@@ -19,10 +19,14 @@ use rustix::{
 };
 use tempfile::{Builder, NamedTempFile};
 
+use super::kept::Kept;
 use crate::signals::RemovedAtEnd;
 
 /// Maximum number of symbolic links that are followed from the name that the user gave: the kernel's limit.
 const LINKS_MAX: usize = 40;
+
+/// Bytes of a block, in which the kernel counts what a file takes.
+const BLOCK_BYTES: u64 = 512;
 
 /// Permissions of a new file, before the umask.
 const NEW_MODE: u32 = 0o666;
@@ -30,14 +34,14 @@ const NEW_MODE: u32 = 0o666;
 /// Permissions of a new file until it gets those of the file that it replaces.
 const PRIVATE_MODE: u32 = 0o600;
 
-/// An unfinished file in the directory of its target. Dropping it before [`finish`](Self::finish) removes it. If the
-/// file system supports files without a name, SIGKILL removes it, too.
+/// An unfinished file in the directory of its target. Dropping it before [`finish`](Self::finish) removes it, unless a later pull is to
+/// continue it. If the file system supports files without a name, SIGKILL removes it, too.
 #[derive(Debug)]
 pub(super) struct Draft {
     /// Not a symbolic link.
     target: PathBuf,
-    /// Whether a file was there.
-    replaces: bool,
+    /// The file that was there.
+    replaces: Option<Replaced>,
     file: Unfinished,
 }
 
@@ -47,6 +51,8 @@ enum Unfinished {
     Unnamed(File),
     /// Hidden beside the target, removed on drop, and when a signal ends the process.
     Named { file: NamedTempFile, _removed: RemovedAtEnd },
+    /// Stays.
+    Kept(Kept),
 }
 
 impl Draft {
@@ -55,23 +61,34 @@ impl Draft {
     ///
     /// # Errors
     /// [`io::ErrorKind::IsADirectory`] when `path` can only be that of a directory.
-    pub(super) fn create(path: &Path, replaces: Option<&Metadata>) -> io::Result<Self> {
+    pub(super) fn create(path: &Path, replaces: Option<&Metadata>, resume: bool) -> io::Result<Self> {
         let target = followed(path)?;
         if !names_a_file(&target) {
             return Err(Errno::ISDIR.into());
         }
         let mode = if replaces.is_some() { PRIVATE_MODE } else { NEW_MODE };
-        let file = begin(directory_of(&target), mode)?;
-        let draft = Self { file, target, replaces: replaces.is_some() };
-        if let Some(replaced) = replaces {
-            take_after(draft.file(), replaced)?;
+        let directory = directory_of(&target);
+        let file = match resume {
+            true => Unfinished::Kept(Kept::open(directory, &target, mode)?),
+            false => begin(directory, mode)?,
+        };
+        let draft = Self { file, target, replaces: replaces.map(Replaced::of) };
+        match (&draft.replaces, &draft.file) {
+            // It stays this user's until it is finished.
+            (None, _) | (_, Unfinished::Kept(_)) => {}
+            (Some(replaced), _) => replaced.give_to(draft.file())?,
         }
         Ok(draft)
     }
 
     /// Whether it will replace a file that was there when it was begun.
     pub(super) fn replaces(&self) -> bool {
-        self.replaces
+        self.replaces.is_some()
+    }
+
+    /// Whether an earlier pull has left bytes in it.
+    pub(super) fn had_content(&self) -> bool {
+        matches!(&self.file, Unfinished::Kept(kept) if kept.had_content())
     }
 
     /// Allocates `bytes` bytes on the disk.
@@ -80,8 +97,13 @@ impl Draft {
     /// [`io::ErrorKind::StorageFull`] when fewer bytes are free.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         // The kernel would fill the disk before it fails.
-        if self.capacity()?.is_some_and(|free| free < bytes) {
+        let own = self.file().metadata()?;
+        let taken = own.blocks().saturating_mul(BLOCK_BYTES);
+        if self.capacity()?.is_some_and(|free| free < bytes.saturating_sub(taken)) {
             return Err(io::ErrorKind::StorageFull.into());
+        }
+        if own.len() > bytes {
+            self.file().set_len(bytes)?;
         }
         loop {
             match rustix::fs::fallocate(self.file(), FallocateFlags::empty(), 0, bytes) {
@@ -110,6 +132,10 @@ impl Draft {
         self.file().write_all_at(bytes, place)
     }
 
+    pub(super) fn read_at(&self, bytes: &mut [u8], place: u64) -> io::Result<()> {
+        self.file().read_exact_at(bytes, place)
+    }
+
     /// Waits until its bytes are on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file().sync_all()
@@ -117,9 +143,16 @@ impl Draft {
 
     /// Names the file once its bytes are on the disk. With `no_clobber` it replaces nothing.
     pub(super) fn finish(self, no_clobber: bool) -> io::Result<()> {
-        self.sync()?;
         let directory = directory_of(&self.target);
+        if let (Unfinished::Kept(kept), Some(replaced)) = (&self.file, &self.replaces) {
+            replaced.give_to(kept.file())?;
+        }
+        self.sync()?;
         let beside = match self.file {
+            Unfinished::Kept(kept) => {
+                kept.persist(&self.target, no_clobber)?;
+                return sync_names(directory);
+            }
             Unfinished::Named { file, .. } => file.into_temp_path(),
             // Unlike a rename, a link does not replace an existing file.
             Unfinished::Unnamed(file) => {
@@ -136,6 +169,7 @@ impl Draft {
         match &self.file {
             Unfinished::Unnamed(file) => file,
             Unfinished::Named { file, .. } => file.as_file(),
+            Unfinished::Kept(kept) => kept.file(),
         }
     }
 }
@@ -198,13 +232,27 @@ fn hidden() -> Builder<'static, 'static> {
     builder
 }
 
-/// Gives `file` the owner and the permissions of the one that it replaces.
-fn take_after(file: &File, replaced: &Metadata) -> io::Result<()> {
-    let (owner, group) = (replaced.uid(), Some(replaced.gid()));
-    let has_group = fchown(file, Some(owner), group).is_ok() || fchown(file, None, group).is_ok();
-    // A new group does not get the rights of the old one.
-    let mask = if has_group { 0o777 } else { 0o707 };
-    file.set_permissions(Permissions::from_mode(replaced.mode() & mask))
+/// Owner and permissions of a file that is replaced.
+#[derive(Debug)]
+struct Replaced {
+    user: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl Replaced {
+    fn of(metadata: &Metadata) -> Self {
+        Self { user: metadata.uid(), group: metadata.gid(), mode: metadata.mode() }
+    }
+
+    /// Gives them to `file`, as far as this process may set them.
+    fn give_to(&self, file: &File) -> io::Result<()> {
+        let (user, group) = (Some(self.user), Some(self.group));
+        let has_group = fchown(file, user, group).is_ok() || fchown(file, None, group).is_ok();
+        // A new group does not get the rights of the old one.
+        let mask = if has_group { 0o777 } else { 0o707 };
+        file.set_permissions(Permissions::from_mode(self.mode & mask))
+    }
 }
 
 /// The target of `path`, whether it exists or not.

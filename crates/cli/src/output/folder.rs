@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Output, OutputError};
+use super::{Output, OutputError, Writing};
 use crate::layout::LaidOutFile;
 
 /// A file or a stream, or files in a folder. Dropping it before [`finish`](Self::finish) leaves the folder as it was; a stream keeps
@@ -13,7 +13,7 @@ use crate::layout::LaidOutFile;
 #[derive(Debug)]
 pub(crate) struct Target {
     path: PathBuf,
-    no_clobber: bool,
+    writing: Writing,
     place: Place,
 }
 
@@ -44,16 +44,16 @@ impl Drop for Folder {
 
 impl Target {
     /// Opens what `path` names: a folder, if there is one or the name ends with `/`; otherwise as [`Output::open`].
-    pub(crate) fn open(path: &Path, no_clobber: bool) -> Result<Self, OutputError> {
+    pub(crate) fn open(path: &Path, writing: Writing) -> Result<Self, OutputError> {
         let is_folder = match fs::metadata(path) {
             Ok(metadata) => metadata.is_dir(),
             Err(_) => path.as_os_str().as_encoded_bytes().ends_with(b"/"),
         };
         let place = match is_folder {
             true => Place::Folder(Folder::default()),
-            false => Place::One(Box::new(Output::open(path, no_clobber)?)),
+            false => Place::One(Box::new(Output::open(path, writing)?)),
         };
-        Ok(Self { path: path.to_owned(), no_clobber, place })
+        Ok(Self { path: path.to_owned(), writing, place })
     }
 
     /// Whether written bytes cannot be taken back.
@@ -96,7 +96,7 @@ impl Target {
         for (place, file) in files.iter().enumerate() {
             let name = file.name.as_deref().filter(|_| is_written(place));
             let output = name.map(|name| {
-                let mut output = in_folder(&self.path.join(name), self.no_clobber)?;
+                let mut output = in_folder(&self.path.join(name), self.writing)?;
                 output.begin(&file.prefix, file.bytes)?;
                 Ok(output)
             });
@@ -114,6 +114,23 @@ impl Target {
         output.map_or(Ok(()), |output| output.write_at(bytes, place))
     }
 
+    /// Whether an earlier pull has left bytes in it.
+    pub(crate) fn had_content(&self) -> bool {
+        match &self.place {
+            Place::One(output) => output.had_content(),
+            Place::Folder(folder) => folder.files.iter().flatten().any(Output::had_content),
+        }
+    }
+
+    /// Reads bytes of a file that an earlier pull has left.
+    pub(crate) fn read_at(&self, file: usize, bytes: &mut [u8], place: u64) -> io::Result<()> {
+        let output = match &self.place {
+            Place::One(output) => Some(&**output),
+            Place::Folder(folder) => folder.files.get(file).and_then(Option::as_ref),
+        };
+        output.map_or(Err(io::ErrorKind::NotFound.into()), |output| output.read_at(bytes, place))
+    }
+
     /// Gives the files their names, once the bytes of all are on the disk.
     pub(crate) fn finish(self) -> Result<(), OutputError> {
         match self.place {
@@ -128,13 +145,13 @@ impl Target {
 }
 
 /// Opens a file of a folder. Nothing else may have its name, because opening a FIFO waits for its reader.
-fn in_folder(path: &Path, no_clobber: bool) -> Result<Output, OutputError> {
+fn in_folder(path: &Path, writing: Writing) -> Result<Output, OutputError> {
     match fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
             let (kind, remedy) = ("name of something that is no file", "remove it, or name another folder");
             Err(OutputError::Kind { path: path.to_owned(), kind, remedy })
         }
-        _ => Output::open(path, no_clobber),
+        _ => Output::open(path, writing),
     }
 }
 
@@ -142,7 +159,7 @@ fn in_folder(path: &Path, no_clobber: bool) -> Result<Output, OutputError> {
 mod tests {
     use std::fs;
 
-    use super::Target;
+    use super::{Target, Writing};
     use crate::layout::LaidOutFile;
 
     fn files() -> Vec<LaidOutFile> {
@@ -158,7 +175,7 @@ mod tests {
     fn all_files_appear_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
         for path in [directory.path().join("new"), directory.path().join("other/")] {
-            let mut target = Target::open(&path, false).unwrap();
+            let mut target = Target::open(&path, Writing::default()).unwrap();
             target.begin(&files(), |_| true).unwrap();
             target.write_at(0, b"c", 2).unwrap();
             target.write_at(1, b"d", 2).unwrap();
@@ -173,7 +190,7 @@ mod tests {
     fn a_file_that_is_not_written_stays() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("one"), b"before").unwrap();
-        let mut target = Target::open(directory.path(), false).unwrap();
+        let mut target = Target::open(directory.path(), Writing::default()).unwrap();
         target.begin(&files(), |file| file == 1).unwrap();
         target.write_at(0, b"c", 2).unwrap();
         target.write_at(1, b"d", 2).unwrap();
@@ -186,7 +203,7 @@ mod tests {
     fn a_folder_that_was_made_goes_when_nothing_is_finished() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new");
-        let mut target = Target::open(&path, false).unwrap();
+        let mut target = Target::open(&path, Writing::default()).unwrap();
         target.begin(&files(), |_| true).unwrap();
         drop(target);
         assert_eq!(names(directory.path()), 0);
@@ -197,16 +214,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("one");
         fs::write(&path, b"before").unwrap();
-        let error = Target::open(&path, false).unwrap().begin(&files(), |_| true).unwrap_err().to_string();
+        let error = Target::open(&path, Writing::default())
+            .unwrap()
+            .begin(&files(), |_| true)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("name a folder"), "{error}");
         let file = LaidOutFile { name: None, prefix: Vec::new(), bytes: 0 };
-        let error = Target::open(directory.path(), false).unwrap().begin(&[file], |_| true);
+        let error = Target::open(directory.path(), Writing::default()).unwrap().begin(&[file], |_| true);
         assert!(error.unwrap_err().to_string().contains("it is a directory: name a file in it"));
-        let error = Target::open(directory.path(), true).unwrap().begin(&files(), |_| true);
+        let error = Target::open(directory.path(), Writing { no_clobber: true, resume: false })
+            .unwrap()
+            .begin(&files(), |_| true);
         assert!(error.unwrap_err().to_string().contains("--no-clobber"));
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        let error = Target::open(directory.path(), false).unwrap().begin(&files(), |_| true);
+        let error = Target::open(directory.path(), Writing::default()).unwrap().begin(&files(), |_| true);
         assert!(error.unwrap_err().to_string().contains("no file"));
     }
 }

@@ -6,10 +6,12 @@ use std::{
     path::Path,
 };
 
-use super::{Output, OutputError};
+use super::{Output, OutputError, Writing};
+
+const NO_CLOBBER: Writing = Writing { no_clobber: true, resume: false };
 
 fn open(path: &Path) -> Result<Output, OutputError> {
-    Output::open(path, false)
+    Output::open(path, Writing::default())
 }
 
 fn names(directory: &Path) -> usize {
@@ -101,11 +103,11 @@ fn a_file_that_is_replaced_keeps_its_mode() {
 fn nothing_is_replaced_that_must_stay() {
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("file");
-    let mut output = Output::open(&target, true).unwrap();
+    let mut output = Output::open(&target, NO_CLOBBER).unwrap();
     output.begin(b"abc", 3).unwrap();
     fs::write(&target, b"came meanwhile").unwrap();
     assert!(matches!(output.finish(), Err(OutputError::Exists { .. })));
-    assert!(matches!(Output::open(&target, true), Err(OutputError::Exists { .. })));
+    assert!(matches!(Output::open(&target, NO_CLOBBER), Err(OutputError::Exists { .. })));
     assert_eq!(fs::read(&target).unwrap(), b"came meanwhile");
     assert_eq!(names(directory.path()), 1);
 }
