@@ -2,7 +2,7 @@
 
 mod draft;
 mod folder;
-mod kept;
+mod partial;
 #[cfg(test)]
 mod tests;
 

@@ -16,11 +16,11 @@ use crate::common::{Process, Server, fail_with, file_of, fill, names_in, succeed
 const MIB: usize = 1 << 20;
 
 /// The tensors of the file that is pulled.
-const TENSORS: usize = 96;
+const TENSORS: usize = 48;
 
 /// A file of tensors of 2 MiB. Each has other bytes.
 fn large_file(path: &Path) -> Vec<u8> {
-    let tensors: Vec<_> = (1..=TENSORS).map(|at| (format!("{at:03}"), fill(2 * MIB, at as u64))).collect();
+    let tensors: Vec<_> = (1..=TENSORS).map(|at| (format!("{at:03}"), vec![at as u8; 2 * MIB])).collect();
     let bytes = file_of(tensors.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])));
     fs::write(path, &bytes).unwrap();
     bytes
@@ -36,16 +36,16 @@ fn pull<'a>(address: &'a str, copy: &'a Path) -> [&'a str; 7] {
     ["pull", address, "-o", copy.to_str().unwrap(), "--resume", "--fabric", "tcp"]
 }
 
-/// Whether the file has other bytes than 0 in the tenth tensor.
+/// Whether the file has other bytes than 0 in the third tensor.
 fn has_begun(draft: &Path) -> bool {
     let mut bytes = [0; 64];
-    fs::File::open(draft).is_ok_and(|file| file.read_exact_at(&mut bytes, 20 * MIB as u64).is_ok())
+    fs::File::open(draft).is_ok_and(|file| file.read_exact_at(&mut bytes, 5 * MIB as u64).is_ok())
         && bytes != [0; 64]
 }
 
 /// Kills a pull after some of its tensors, and before it has all.
 fn pull_until_killed(address: &str, copy: &Path) {
-    for _ in 0..20 {
+    for _ in 0..50 {
         let mut command = tensorwire(&[&pull(address, copy)[..], &["--memory", "1M"]].concat());
         let mut process = Process(command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap());
         while process.0.try_wait().unwrap().is_none() && !has_begun(&draft_of(copy)) {
@@ -79,7 +79,7 @@ fn a_killed_pull_is_continued_with_what_it_lacks() {
     pull_until_killed(&server.address, &copy);
     assert_eq!(names_in(directory.path()).len(), 2);
     let (fetched, resumed) = continued(&server.address, &copy);
-    assert!(resumed >= 9 && fetched > 0 && fetched + resumed == TENSORS, "{fetched} {resumed}");
+    assert!(resumed >= 2 && fetched > 0 && fetched + resumed == TENSORS, "{fetched} {resumed}");
     assert!(fs::read(&copy).unwrap() == bytes, "the files differ");
     assert_eq!(names_in(directory.path()), ["copy", "file"]);
 }
@@ -97,7 +97,7 @@ fn s2_a_continued_file_has_no_bytes_of_an_older_version() {
     fs::write(&file, &bytes).unwrap();
     let server = Server::start(&file, &[]);
     let (fetched, resumed) = continued(&server.address, &copy);
-    assert!(resumed >= 8 && fetched > 0, "{fetched} {resumed}");
+    assert!(resumed >= 1 && fetched > 0, "{fetched} {resumed}");
     assert!(fs::read(&copy).unwrap() == bytes, "the files differ");
 }
 

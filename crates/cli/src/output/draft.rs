@@ -19,7 +19,7 @@ use rustix::{
 };
 use tempfile::{Builder, NamedTempFile};
 
-use super::kept::Kept;
+use super::partial::Partial;
 use crate::signals::RemovedAtEnd;
 
 /// Maximum number of symbolic links that are followed from the name that the user gave: the kernel's limit.
@@ -52,7 +52,7 @@ enum Unfinished {
     /// Hidden beside the target, removed on drop, and when a signal ends the process.
     Named { file: NamedTempFile, _removed: RemovedAtEnd },
     /// Stays.
-    Kept(Kept),
+    Partial(Partial),
 }
 
 impl Draft {
@@ -69,13 +69,13 @@ impl Draft {
         let mode = if replaces.is_some() { PRIVATE_MODE } else { NEW_MODE };
         let directory = directory_of(&target);
         let file = match resume {
-            true => Unfinished::Kept(Kept::open(directory, &target, mode)?),
+            true => Unfinished::Partial(Partial::open(directory, &target, mode)?),
             false => begin(directory, mode)?,
         };
         let draft = Self { file, target, replaces: replaces.map(Replaced::of) };
         match (&draft.replaces, &draft.file) {
             // It stays this user's until it is finished.
-            (None, _) | (_, Unfinished::Kept(_)) => {}
+            (None, _) | (_, Unfinished::Partial(_)) => {}
             (Some(replaced), _) => replaced.give_to(draft.file())?,
         }
         Ok(draft)
@@ -88,7 +88,7 @@ impl Draft {
 
     /// Whether an earlier pull has left bytes in it.
     pub(super) fn had_content(&self) -> bool {
-        matches!(&self.file, Unfinished::Kept(kept) if kept.had_content())
+        matches!(&self.file, Unfinished::Partial(partial) if partial.had_content())
     }
 
     /// Allocates `bytes` bytes on the disk.
@@ -144,13 +144,13 @@ impl Draft {
     /// Names the file once its bytes are on the disk. With `no_clobber` it replaces nothing.
     pub(super) fn finish(self, no_clobber: bool) -> io::Result<()> {
         let directory = directory_of(&self.target);
-        if let (Unfinished::Kept(kept), Some(replaced)) = (&self.file, &self.replaces) {
-            replaced.give_to(kept.file())?;
+        if let (Unfinished::Partial(partial), Some(replaced)) = (&self.file, &self.replaces) {
+            replaced.give_to(partial.file())?;
         }
         self.sync()?;
         let beside = match self.file {
-            Unfinished::Kept(kept) => {
-                kept.persist(&self.target, no_clobber)?;
+            Unfinished::Partial(partial) => {
+                partial.persist(&self.target, no_clobber)?;
                 return sync_names(directory);
             }
             Unfinished::Named { file, .. } => file.into_temp_path(),
@@ -169,7 +169,7 @@ impl Draft {
         match &self.file {
             Unfinished::Unnamed(file) => file,
             Unfinished::Named { file, .. } => file.as_file(),
-            Unfinished::Kept(kept) => kept.file(),
+            Unfinished::Partial(partial) => partial.file(),
         }
     }
 }

@@ -19,13 +19,13 @@ const TRIES_MAX: usize = 8;
 /// A hidden file beside its target, whose name follows from that of the target. It is locked, so that no two pulls write it. Dropping it
 /// leaves it there, unless it is empty.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct Partial {
     file: File,
     path: PathBuf,
     had_content: bool,
 }
 
-impl Kept {
+impl Partial {
     /// Opens the file that an earlier pull has left for `target` in `directory`, or makes one with the permissions `mode`.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for Partial {
     fn drop(&mut self) {
         if self.file.metadata().is_ok_and(|own| own.len() == 0) {
             let _ = fs::remove_file(&self.path);
@@ -99,33 +99,33 @@ fn busy() -> io::Error {
 mod tests {
     use std::{fs, os::unix::fs::symlink};
 
-    use super::Kept;
+    use super::Partial;
 
     #[test]
     fn one_process_has_it_and_the_next_one_finds_its_bytes() {
         let directory = tempfile::tempdir().unwrap();
         let (folder, target) = (directory.path(), directory.path().join("file"));
-        let kept = Kept::open(folder, &target, 0o600).unwrap();
-        let busy = Kept::open(folder, &target, 0o600).unwrap_err().to_string();
-        assert!(busy.contains("another pull") && !kept.had_content(), "{busy}");
+        let partial = Partial::open(folder, &target, 0o600).unwrap();
+        let busy = Partial::open(folder, &target, 0o600).unwrap_err().to_string();
+        assert!(busy.contains("another pull") && !partial.had_content(), "{busy}");
         // That of another target is another one.
-        assert!(Kept::open(folder, &folder.join("other"), 0o600).is_ok());
-        kept.file().set_len(3).unwrap();
-        drop(kept);
-        let kept = Kept::open(folder, &target, 0o600).unwrap();
-        assert!(kept.had_content());
+        assert!(Partial::open(folder, &folder.join("other"), 0o600).is_ok());
+        partial.file().set_len(3).unwrap();
+        drop(partial);
+        let partial = Partial::open(folder, &target, 0o600).unwrap();
+        assert!(partial.had_content());
         fs::write(&target, b"before").unwrap();
-        assert!(kept.persist(&target, true).is_err());
-        kept.persist(&target, false).unwrap();
+        assert!(partial.persist(&target, true).is_err());
+        partial.persist(&target, false).unwrap();
         assert_eq!(fs::read(&target).unwrap(), [0; 3]);
-        drop(kept);
+        drop(partial);
         assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
     }
 
     #[test]
     fn an_empty_one_goes() {
         let directory = tempfile::tempdir().unwrap();
-        drop(Kept::open(directory.path(), &directory.path().join("file"), 0o600).unwrap());
+        drop(Partial::open(directory.path(), &directory.path().join("file"), 0o600).unwrap());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
@@ -133,14 +133,14 @@ mod tests {
     fn s5_a_link_and_a_file_with_another_name_are_not_written() {
         let directory = tempfile::tempdir().unwrap();
         let (folder, target) = (directory.path(), directory.path().join("file"));
-        let path = Kept::open(folder, &target, 0o600).unwrap().path.clone();
+        let path = Partial::open(folder, &target, 0o600).unwrap().path.clone();
         fs::write(folder.join("precious"), b"before").unwrap();
         fs::hard_link(folder.join("precious"), &path).unwrap();
-        let error = Kept::open(folder, &target, 0o600).unwrap_err().to_string();
+        let error = Partial::open(folder, &target, 0o600).unwrap_err().to_string();
         assert!(error.contains("remove it"), "{error}");
         fs::remove_file(&path).unwrap();
         symlink("precious", &path).unwrap();
-        assert!(Kept::open(folder, &target, 0o600).is_err());
+        assert!(Partial::open(folder, &target, 0o600).is_err());
         assert_eq!(fs::read(folder.join("precious")).unwrap(), b"before");
     }
 }
