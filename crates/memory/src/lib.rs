@@ -30,6 +30,8 @@
 mod block;
 mod buffer;
 pub mod copy;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 mod error;
 mod foreign;
 mod huge;
@@ -48,6 +50,8 @@ pub use block::{
     RemoteTarget, Span,
 };
 pub use buffer::{Buf, BufMut, Divided, Exposure, Granted, Loan, Retired};
+#[cfg(feature = "dlpack")]
+pub use dlpack::DlpackMemory;
 pub use error::{MemoryError, VisitError};
 pub use foreign::{ForeignMemory, GivenMemory, Place};
 pub use huge::HugePages;

@@ -101,10 +101,12 @@ impl Registry {
             }
             self.members.remove(&start);
         }
-        for visitor in &self.visitors {
-            block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
-        }
-        Ok(())
+        self.register(block)
+    }
+
+    fn register(&self, block: &JoinedBlock) -> Result<(), MemoryError> {
+        let registered = self.visitors.iter().try_for_each(|visitor| block.visit(visitor));
+        registered.map_err(|source| MemoryError::Register { pool: POOL, source })
     }
 }
 
@@ -183,6 +185,23 @@ impl UserMemory {
         let bytes = Buf::whole(Allocation::joined(block));
         registry.members.insert(addresses.start, Member::Joined(bytes.clone()));
         Ok(Joined { registry: self.clone(), bytes })
+    }
+
+    /// `owner`'s memory as a buffer, without a copy, registered with the devices that are open now. Devices deregister it, and `owner` is
+    /// dropped, with the last buffer of it. Unlike [joined](Self::join) memory it is not [found](Self::find) by its address. So any part of
+    /// it may have joined, or be in another such buffer.
+    ///
+    /// # Errors
+    /// [`MemoryError::Register`] when a device refuses it. `owner` is dropped then.
+    pub fn buffer_of(&self, owner: Arc<dyn ForeignMemory>) -> Result<Buf, MemoryError> {
+        if owner.length() == 0 {
+            return Ok(Buf::empty());
+        }
+        let block = Arc::new(JoinedBlock::new(owner));
+        // Released before the block, if a device refuses it: its owner is the user's code.
+        let registry = self.shared.read().unwrap_or_else(PoisonError::into_inner);
+        registry.register(&block)?;
+        Ok(Buf::whole(Allocation::joined(block)))
     }
 
     /// Takes `owner`'s memory as a buffer, for instance for the pages of an arena, and registers it with the devices. Peers can write it

@@ -4,6 +4,8 @@
 
 mod blocks;
 mod division;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 mod early;
 mod exposures;
 mod foreign;

@@ -127,6 +127,27 @@ fn memory_stays_until_the_guard_and_the_last_buffer_are_gone() {
 }
 
 #[test]
+fn one_memory_can_be_in_several_buffers_and_is_registered_until_each_is_dropped() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    let shared = bytes::Bytes::from(vec![7; 1000]);
+    let joined = memory.join(Arc::new(shared.clone())).unwrap();
+    let whole = memory.buffer_of(Arc::new(shared.clone())).unwrap();
+    let part = memory.buffer_of(Arc::new(shared.slice(10..20))).unwrap();
+    assert_eq!((whole.as_ptr(), part.as_ptr(), part.len()), (shared.as_ptr(), shared[10..].as_ptr(), 10));
+    assert_eq!(device.held(), 3);
+    drop((whole, joined));
+    assert_eq!(device.held(), 1);
+    assert!(matches!(memory.find(part.as_ptr_range()), Err(MemoryError::NotJoined { length: 10 })));
+    drop(part);
+    assert_eq!(device.held(), 0);
+    device.set_full(true);
+    assert!(matches!(memory.buffer_of(Arc::new(shared.clone())), Err(MemoryError::Register { .. })));
+    assert!(memory.buffer_of(Arc::new(shared.slice(0..0))).unwrap().is_empty());
+    assert!(shared.is_unique(), "a refused owner is dropped");
+}
+
+#[test]
 fn a_device_that_comes_later_gets_what_has_joined() {
     let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
     let joined = [memory.join(bytes(10)).unwrap(), memory.join(bytes(10)).unwrap()];
