@@ -25,6 +25,7 @@
 #[macro_use]
 mod log;
 
+pub mod arrays;
 pub mod control;
 
 pub mod calls;

@@ -10,6 +10,8 @@ mod spans;
 mod tap;
 mod two;
 
+#[cfg(all(feature = "ndarray", feature = "safetensors", feature = "dlpack"))]
+mod array_copies;
 mod catalogue;
 mod copies;
 mod costs;

@@ -15,6 +15,7 @@ mod watchdog;
 mod watched;
 
 mod across;
+mod arrays;
 mod bad_input;
 mod calls;
 mod cancel;

@@ -58,6 +58,9 @@
 //! | `tls` | no | mutual TLS; needs a C compiler |
 //! | `redis` | no | groups whose ranks meet in Redis |
 //! | `etcd` | no | groups whose ranks meet in etcd |
+//! | `ndarray` | no | tensors of [arrays](arrays) of the crate `ndarray`, and the other way round |
+//! | `safetensors` | no | tensors of safetensors files, and the other way round |
+//! | `dlpack` | no | tensors of DLPack tensors of the crate `dlpark`, and the other way round |
 //!
 //! If the program was built without a fabric, [`Worker::peers`] shows that, and [`WorkerBuilder::require`] of that
 //! fabric is an error.
@@ -99,6 +102,9 @@ pub mod settings {
     #[cfg(feature = "verbs")]
     pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 }
+
+#[doc(inline)]
+pub use tensorwire_rendezvous::arrays;
 
 /// Sets: many tensors under one name, which change together, such as the weights of a model.
 #[doc(inline)]

@@ -101,7 +101,7 @@ impl Tensor {
         Self::new(buffer, T::DTYPE, shape)
     }
 
-    /// Makes a tensor of `values` without a copy. The vector joins `memory`, the
+    /// Makes a tensor of `values` without a copy. The vector becomes part of `memory`, the
     /// [`user_memory`](crate::Worker::user_memory) of the worker that publishes or sends the tensor, and is dropped
     /// with the last clone of the tensor. TCP and RDMA send directly from the vector. Shared memory cannot: each time a
     /// peer on shared memory receives the tensor, the bytes are first copied into
@@ -131,9 +131,7 @@ impl Tensor {
         if let Some(problem) = unlike_here::<T>() {
             return Err(WorkerError::InvalidTensor { problem });
         }
-        // The buffers of the tensor hold the memory after the guard is dropped.
-        let joined = memory.join(Arc::new(values))?;
-        Self::shared(joined.buf().clone(), T::DTYPE, shape)
+        Self::shared(memory.buffer_of(Arc::new(values))?, T::DTYPE, shape)
     }
 
     /// Makes a tensor of byte strings in row-major order, encoded into `pool` as TensorFlow's `TensorProto` (one
