@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use indicatif::ProgressBar;
 use tensorwire::{
     DataType, Tensor, WorkerError,
+    arrays::from_safetensors_dtype,
     memory::{Buf, Pool},
 };
 
 use crate::{
     checkpoint::Checkpoint,
-    dtype,
     failure::Failure,
     header::Entry,
     layout::header_name,
@@ -136,7 +136,7 @@ fn addressable(entry: &Entry, number: u64) -> Result<usize, Failure> {
 fn tensor(bytes: Buf, entry: &Entry) -> Result<Tensor, Failure> {
     let shape: Vec<u64> = entry.shape.iter().map(|&dimension| dimension as u64).collect();
     let length = bytes.len() as u64;
-    let tensor = match dtype::of_file(entry.dtype) {
+    let tensor = match from_safetensors_dtype(entry.dtype) {
         Some(dtype) => Tensor::shared(bytes, dtype, &shape),
         // The wire has no such element type; the published header has its name.
         None => Tensor::shared(bytes, DataType::U8, &[length]),

@@ -9,7 +9,6 @@ mod checkpoint;
 mod console;
 mod devices;
 mod doctor;
-mod dtype;
 mod exit;
 mod failure;
 mod follow;

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tensorwire::{Peer, Published, Version};
+use tensorwire::{Peer, Published, Version, arrays::safetensors_dtype};
 
 use crate::{
     arguments::Pull,
-    dtype,
     failure::Failure,
     header::{Entry, HEADER_BYTES_MAX, Header},
     layout::{Layout, LayoutError, Texts, is_text},
@@ -145,7 +144,7 @@ fn header_of(Listing(listed): &Listing, arguments: &Pull) -> Result<Header, Fail
     let mut entries = Vec::new();
     for published in listed.iter().filter(|published| !published.metadata.is_dead) {
         let (name, metadata) = (&published.name, &published.metadata);
-        let Some(dtype) = dtype::for_file(metadata.dtype) else {
+        let Some(dtype) = safetensors_dtype(metadata.dtype) else {
             // A tensor that is not wanted need not fit the format.
             if wants(arguments, name) {
                 return Err(Failure::NoFileType { name: name.clone(), dtype: metadata.dtype });
