@@ -108,7 +108,7 @@ list_ignored_tests() {
     sed -E 's/^([^:]+):([0-9]+):.*\[ignore( = "(.*)")?\].*/  \1:\2  \4/' <<<"$found"
 }
 
-# The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, and bugs that
-# do nothing unless a test plants them. scripts/check-stub-build builds the code without TLS, and .ci/run's second
-# clippy checks it. shellcheck disable=SC2034 # used by the scripts that source this
-test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire/tls,tensorwire/redis,tensorwire/etcd,tensorwire-sim/planted-bugs")
+# The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, arrays of other
+# crates, and bugs that do nothing unless a test plants them. scripts/check-stub-build builds the code without TLS, and
+# .ci/run's second clippy checks it. shellcheck disable=SC2034 # used by the scripts that source this
+test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire-book/arrays,$(printf '%s,' tensorwire/{tls,redis,etcd,ndarray,safetensors,dlpack})tensorwire-sim/planted-bugs")
