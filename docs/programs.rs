@@ -12,6 +12,10 @@ mod concepts {}
 #[cfg(doctest)]
 #[doc = include_str!("src/weights.md")]
 mod weights {}
+#[cfg(feature = "arrays")]
+#[cfg(doctest)]
+#[doc = include_str!("src/arrays.md")]
+mod arrays {}
 #[cfg(doctest)]
 #[doc = include_str!("src/subscriptions.md")]
 mod subscriptions {}
