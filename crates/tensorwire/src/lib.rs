@@ -58,7 +58,7 @@
 //! | `tls` | no | mutual TLS; needs a C compiler |
 //! | `redis` | no | groups whose ranks meet in Redis |
 //! | `etcd` | no | groups whose ranks meet in etcd |
-//! | `ndarray` | no | tensors of [arrays](arrays) of the crate `ndarray`, and the other way round |
+//! | `ndarray` | no | tensors of [arrays] of the crate `ndarray`, and the other way round |
 //! | `safetensors` | no | tensors of safetensors files, and the other way round |
 //! | `dlpack` | no | tensors of DLPack tensors of the crate `dlpark`, and the other way round |
 //!
