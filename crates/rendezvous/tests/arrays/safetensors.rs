@@ -83,7 +83,7 @@ proptest! {
     }
 }
 
-/// Tensors of many types, of which some do not begin at an aligned place of the file.
+/// Tensors of many types and shapes.
 fn checkpoint() -> Vec<u8> {
     let contents = [
         ("embedding.weight", (DataType::Bf16, vec![300, 64], 1)),
