@@ -149,7 +149,7 @@ fn part(contents: &Buf, name: &str, info: &TensorInfo) -> Result<Tensor, WorkerE
 }
 
 fn of_tensor(name: &str, problem: &str) -> WorkerError {
-    invalid(format!("{name} of the file: {problem}"))
+    invalid(format!("{name:?}: {problem}"))
 }
 
 fn problem_of(error: WorkerError) -> String {
