@@ -2,7 +2,7 @@
 
 use tensorwire_protocol::{
     Code, Message, Mode, Parameters, PeerMisbehaved, RequestIndex, Status, TensorRequest, TransferError,
-    Want, credit::Counts, names::NameForm, wire::record,
+    Want, credit::Counts, limits::PULLS_MAX, names::NameForm, wire::record,
 };
 
 use crate::support::{
@@ -291,7 +291,8 @@ fn s5_each_request_of_a_message_keeps_the_rules() {
     // More requests than may be outstanding, in messages of the legal size.
     let mut lone = Lone::new(four());
     let mut ended = Ok(None);
-    for first in (0..200).step_by(4) {
+    let most = four().requests_max + PULLS_MAX;
+    for first in (0..2 * most).step_by(4) {
         let four = (first..first + 4).map(|index| request(index, "k")).collect();
         ended = lone.message(&Message::TensorRequests(four));
         if ended.is_err() {
