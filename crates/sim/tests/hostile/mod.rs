@@ -37,7 +37,7 @@ use crate::figures::{for_each_below, number};
 const SEEDS: u64 = 40;
 
 /// From this many seeds on, rogues must have done every deed, and broken every rule.
-const SEEDS_FOR_ALL: u64 = 1000;
+const SEEDS_FOR_ALL: u64 = 2000;
 
 /// Seeds that once found a bug. A bug that simpler rogues found has a test of its own: `misdirected`.
 const FOUND: [u64; 0] = [];
