@@ -1,7 +1,7 @@
 //! Calls: a peer's function of tensors, answered by a handler.
 //!
-//! [`Worker::handle`] has a function answer the calls of any peer, also of clients whose names this worker does not know.
-//! [`Peer::call`] sends tensors to a handler and awaits the tensors that it returns.
+//! [`Worker::handle`](crate::Worker::handle) has a function answer the calls of any peer, also of clients whose names this worker does not know.
+//! [`Peer::call`](crate::Peer::call) sends tensors to a handler and awaits the tensors that it returns.
 //!
 //! ```
 //! use tensorwire::{Tensor, Worker, WorkerError};
