@@ -84,7 +84,7 @@ impl Worker {
     /// Has `handler` answer calls of `name`, until the returned value is dropped. Names of handlers are a name space of their own.
     ///
     /// The handler runs once for each call, in a task of its own on the worker's runtime; several run at the same time. What blocks a
-    /// thread belongs into `tokio::task::spawn_blocking`. When the caller waits no longer (its deadline has passed, it has dropped the call, or
+    /// thread belongs in `tokio::task::spawn_blocking`. When the caller waits no longer (its deadline has passed, it has dropped the call, or
     /// it is lost), the handler's future is dropped at its next `await`.
     ///
     /// An error reaches the caller as [`WorkerError::Remote`] with the [`Status`]: its code, its message, and its details, in which programs may

@@ -15,7 +15,9 @@ use tensorwire_rendezvous::{
     calls::{Call, Handling},
 };
 
-use crate::harness::{Other, PARENT, bounded, builder, is_version, kind, role, say, step, tensor};
+use crate::harness::{
+    Other, PARENT, bounded, builder, is_version, kind, memory_returns, role, say, step, tensor,
+};
 
 const CHILD: &str = "/job:child/replica:0/task:0";
 /// In a message, and in several pieces.
@@ -88,7 +90,11 @@ async fn life(test: &str, role: &str, worker: &Worker, time: Duration) -> String
     other.kill();
     for error in step("the end of all calls", called).await {
         // A call that began after the kill finds nobody.
-        assert!(matches!(error, WorkerError::PeerLost { .. } | WorkerError::Control(_)), "{error:?}");
+        let is_lost = matches!(
+            error,
+            WorkerError::PeerLost { .. } | WorkerError::Control(_) | WorkerError::NoFabric { .. }
+        );
+        assert!(is_lost, "{error:?}");
     }
     address
 }
@@ -107,11 +113,12 @@ fn killed_amid_calls(test: &'static str, fabric: &'static str) {
             let time = Duration::from_micros(20_000 + kill * 1733 % 7000);
             address = life(test, &role, &worker, time).await;
             step("the end of the handlers", async {
-                while running.load(Ordering::SeqCst) > 0 || worker.receive_memory().used_bytes > 0 {
+                while running.load(Ordering::SeqCst) > 0 {
                     worker.runtime().sleep(Duration::from_millis(1)).await;
                 }
             })
             .await;
+            memory_returns(&worker).await;
         }
         drop(handling);
         worker.shutdown().await;

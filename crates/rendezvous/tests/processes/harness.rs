@@ -61,6 +61,17 @@ pub(crate) async fn step<T>(what: &str, future: impl Future<Output = T>) -> T {
     ended.unwrap_or_else(|_| panic!("{what} took longer than {limit:?}"))
 }
 
+/// Waits until the receive pool has all of its memory. What a peer could write returns when the task of its connection has ended, which a
+/// shutdown does not wait for.
+pub(crate) async fn memory_returns(worker: &Worker) {
+    step("the return of all memory", async {
+        while worker.receive_memory().used_bytes > 0 {
+            worker.runtime().sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
 /// The other process. Killed when dropped.
 pub(crate) struct Other {
     process: std::process::Child,

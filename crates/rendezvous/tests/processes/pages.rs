@@ -8,7 +8,7 @@ use tensorwire_rendezvous::{
     pages::{Arena, Exposed, Pages, RemoteArena},
 };
 
-use crate::harness::{Other, PARENT, bounded, builder, kind, role, say, step};
+use crate::harness::{Other, PARENT, bounded, builder, kind, memory_returns, role, say, step};
 
 const CHILD: &str = "/job:child/replica:0/task:0";
 const NAME: &str = "kv";
@@ -158,7 +158,7 @@ fn killed_amid_pages(test: &'static str, fabric: &'static str) {
         }
         drop(arenas);
         worker.shutdown().await;
-        assert_eq!(worker.receive_memory().used_bytes, 0, "{:?}", worker.receive_memory());
+        memory_returns(&worker).await;
     });
 }
 

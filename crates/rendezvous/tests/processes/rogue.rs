@@ -259,10 +259,11 @@ impl Rogue {
             "loan_unasked" => self.message(&response(true)).await,
             "cancel_ack_unasked" => self.message(&Message::CancelAck(RequestIndex(0))).await,
             "flood" => {
-                // All of them fit the ring, and not what may be owed to it.
+                // All of them fit the ring, because only the first spells its key out, and not what may be owed to it.
                 for index in 0..90 + PULLS_MAX {
+                    let form = if index == 0 { NameForm::Define(0) } else { NameForm::Number(0) };
                     let request = self.request(index << 2);
-                    self.message(&request).await;
+                    self.message_with(Counts::default(), form, &request).await;
                 }
             }
             "duplicate_request" => {

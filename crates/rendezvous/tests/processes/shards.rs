@@ -12,7 +12,7 @@ use tensorwire_rendezvous::{
     sets::{Layout, Shard, ShardedSet, Snapshot},
 };
 
-use crate::harness::{Other, PARENT, bounded, builder, kind, parents_lines, role, say, step};
+use crate::harness::{Other, PARENT, bounded, builder, kind, memory_returns, parents_lines, role, say, step};
 use crate::rdma::patient;
 
 const SET: &str = "policy";
@@ -256,7 +256,7 @@ fn publisher_killed(test: &'static str, fabric: &'static str) {
         }
         drop(versions);
         worker.shutdown().await;
-        assert_eq!(worker.receive_memory().used_bytes, 0, "{:?}", worker.receive_memory());
+        memory_returns(&worker).await;
     });
 }
 
@@ -305,7 +305,7 @@ fn d_publisher_killed_while_its_part_is_lent() {
         }
         drop(versions);
         worker.shutdown().await;
-        assert_eq!(worker.receive_memory().used_bytes, 0, "{:?}", worker.receive_memory());
+        memory_returns(&worker).await;
     });
 }
 
