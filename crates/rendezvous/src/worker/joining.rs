@@ -1,15 +1,11 @@
 //! The peers that join, as a stream.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    pin::pin,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::stream::{self, Stream, StreamExt as _};
 
 use crate::{
     session::{known_peer::KnownPeer, node::Node},
-    values::end_signal::unless,
     worker::{Worker, peer::Peer},
 };
 
@@ -37,17 +33,7 @@ impl Worker {
     /// A peer is taken out of the stream by the poll that returns it.
     pub fn joining(&self) -> impl Stream<Item = Peer> + Send + Unpin + use<> {
         let next = |(worker, mut seen): (Self, Seen)| async move {
-            let joined = async {
-                loop {
-                    let mut more = pin!(worker.node.session_begins());
-                    more.as_mut().enable();
-                    if let Some(peer) = seen.next(&worker.node) {
-                        return peer;
-                    }
-                    more.await;
-                }
-            };
-            let joined = unless(worker.node.closing(), joined).await?;
+            let joined = worker.meets(|node| seen.next(node)).await?;
             Some((Peer::new(&worker, joined), (worker, seen)))
         };
         stream::unfold((self.clone(), Seen::default()), next).fuse().boxed()

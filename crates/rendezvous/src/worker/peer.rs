@@ -8,7 +8,10 @@ use crate::{
     connection::{DataConnection, fabric_channel::FabricChannel},
     control::{ControlError, cluster::ClusterSpec, name::sought},
     error::{Lost, PeerLoss, WorkerError},
-    session::{known_peer::KnownPeer, node::session_setup::Verify},
+    session::{
+        known_peer::KnownPeer,
+        node::{Node, session_setup::Verify},
+    },
     values::end_signal::unless,
     worker::Worker,
 };
@@ -158,19 +161,27 @@ impl Worker {
     pub async fn wait_for_peer(&self, name: &str) -> Result<Peer, WorkerError> {
         let name = &*sought(name);
         let met = async {
+            let met = self.meets(|node| node.met_peer(name)).await.ok_or(WorkerError::ShutDown)?;
+            Ok(Peer::new(self, met))
+        };
+        let what = || format!("waiting for {name} to connect");
+        let hint = "does it run, and does it dial this worker? Each of its lives is returned once";
+        self.within(self.operations.defaults.limit, what, hint, pin!(met)).await
+    }
+
+    /// The first peer that `find` finds, now or when a session has begun. `None` when this worker shuts down.
+    pub(super) async fn meets(&self, mut find: impl FnMut(&Node) -> Option<KnownPeer>) -> Option<KnownPeer> {
+        let met = async {
             loop {
                 let mut more = pin!(self.node.session_begins());
                 more.as_mut().enable();
-                if let Some(peer) = self.node.met_peer(name) {
-                    return Peer::new(self, peer);
+                if let Some(peer) = find(&self.node) {
+                    return peer;
                 }
                 more.await;
             }
         };
-        let met = async { unless(self.node.closing(), met).await.ok_or(WorkerError::ShutDown) };
-        let what = || format!("waiting for {name} to connect");
-        let hint = "does it run, and does it dial this worker? Each of its lives is returned once";
-        self.within(self.operations.defaults.limit, what, hint, pin!(met)).await
+        unless(self.node.closing(), met).await
     }
 
     /// Sets the address (`host:port`) of the worker `name`, which is not in the cluster or has moved. An open
