@@ -114,7 +114,7 @@ impl Scope {
         matches!(self, Self::Call(CallTerms { offered: None, .. }))
     }
 
-    /// Whether the peer has asked for the request: it gets an answer at once, and does not count among the agreed number of requests.
+    /// Whether the peer has asked for the request: it gets an answer at once, and may be made beyond the agreed number of requests.
     pub(crate) fn is_pull(self) -> bool {
         matches!(self, Self::Pages(Some(_)) | Self::Arguments(_))
     }

@@ -440,17 +440,8 @@ impl<C: Channel> Response<C> {
         destination: Option<Destination>,
     ) -> Result<u64, Ended> {
         let Some((bytes, destination)) = bytes.zip(destination) else { return Ok(0) };
-        let piece = self.connection.agreed().piece_bytes;
-        let Some(piece) = piece.filter(|piece| u64::from(*piece) < length_of(Some(bytes))) else {
-            return Ok(0);
-        };
-        self.connection.lock().responses.begun(self.index);
-        let written = self.connection.channel().write_ahead(bytes, destination, piece);
-        let written = self.unless_cancelled(pin!(written)).await?;
-        written.map_err(|error| {
-            self.connection.fail(&error.0);
-            Ended
-        })
+        let write = |piece| self.connection.channel().write_ahead(bytes, destination, piece);
+        self.posted_ahead(length_of(Some(bytes)), write).await.map(Option::unwrap_or_default)
     }
 
     /// Waits until the posted content is written.

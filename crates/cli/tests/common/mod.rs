@@ -113,7 +113,7 @@ pub(crate) fn small_checkpoint(directory: &Path) -> PathBuf {
 pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
     command.args(arguments).env_remove("TENSORWIRE_SECRET_FILE").env_remove("RUST_LOG");
-    // Without the configuration file of the user who runs the tests.
+    // The command must not read the configuration file of the user who runs the tests.
     command.env_remove("TENSORWIRE_CONFIG").env("XDG_CONFIG_HOME", "/nonexistent");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

@@ -106,7 +106,7 @@ impl<L> Requests<L> {
         self.outstanding() < self.capacity as usize
     }
 
-    /// Whether another request for pages of a write of the peer may be outstanding.
+    /// Whether another request that the peer has asked for may be outstanding.
     pub(crate) fn has_room_for_pull(&self) -> bool {
         self.outstanding() < (self.capacity + PULLS_MAX) as usize
     }
@@ -134,7 +134,7 @@ impl<L> Requests<L> {
         self.slots.len() - self.free.len()
     }
 
-    /// A new request for pages of a write of the peer, unless as many as may be are outstanding.
+    /// A new request that the peer has asked for, unless as many as may be are outstanding.
     pub(crate) fn open_pull(&mut self) -> Option<RequestIndex> {
         if self.has_room_for_pull() { self.add(None) } else { None }
     }

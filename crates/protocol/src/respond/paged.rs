@@ -1,10 +1,10 @@
 //! A response whose content consists of several pieces of the sender's memory, which go to places in the receiver's: pages, or the tensors
 //! of a list.
 
-use std::pin::pin;
+use std::{future::Future, pin::pin};
 
 use super::{Ended, Response, TakenValue, length_of};
-use crate::{Channel, Code, Destination, Metadata, Scope, Source, Status, TensorRequest, Want};
+use crate::{Channel, ChannelError, Code, Destination, Metadata, Scope, Source, Status, TensorRequest, Want};
 
 impl<C: Channel> Response<C> {
     /// Writes the pages when it is their turn, and waits until they may be reused.
@@ -15,7 +15,7 @@ impl<C: Channel> Response<C> {
         pages: Vec<(C::Bytes, u64)>,
         taken: &mut TakenValue<S>,
     ) {
-        let ((which, destination), pages) = match self.prepare(request, metadata, pages).await {
+        let ((which, destination), mut pages) = match self.prepare(request, metadata, pages).await {
             Ok(Ok(prepared)) => prepared,
             Ok(Err(status)) => {
                 taken.dispose();
@@ -23,11 +23,16 @@ impl<C: Channel> Response<C> {
             }
             Err(Ended) => return,
         };
-        let mut pages = pages;
-        if !matches!(request.scope, Scope::Pages(_))
-            && self.write_pieces_ahead(metadata, &mut pages, destination).await.is_err()
-        {
-            return;
+        // The places of pages are not one after the other.
+        if !matches!(request.scope, Scope::Pages(_)) {
+            let channel = self.connection.channel();
+            let pieces = &mut pages;
+            let posted = self.posted_ahead(metadata.byte_length, |piece| {
+                channel.write_pieces_ahead(pieces, destination, piece)
+            });
+            if posted.await.is_err() {
+                return;
+            }
         }
         let (connection, immediate) = (self.connection.clone(), self.index.immediate(which));
         let (mut pages, channel) = (Some(pages), connection.channel());
@@ -37,21 +42,17 @@ impl<C: Channel> Response<C> {
         .await;
     }
 
-    /// Writes a part of a long list of tensors before its turn comes, as [`write_ahead`](Self::write_ahead) does.
-    async fn write_pieces_ahead(
+    /// What `write` posts of a content of `length` bytes before its turn. `None` if the content is one piece.
+    pub(super) async fn posted_ahead<T, Write: Future<Output = Result<T, ChannelError>>>(
         &self,
-        metadata: &Metadata,
-        pieces: &mut Vec<(C::Bytes, u64)>,
-        destination: Destination,
-    ) -> Result<(), Ended> {
-        let piece_bytes = self.connection.agreed().piece_bytes;
-        let Some(piece_bytes) = piece_bytes.filter(|piece| u64::from(*piece) < metadata.byte_length) else {
-            return Ok(());
-        };
+        length: u64,
+        write: impl FnOnce(u32) -> Write,
+    ) -> Result<Option<T>, Ended> {
+        let piece = self.connection.agreed().piece_bytes;
+        let Some(piece) = piece.filter(|piece| u64::from(*piece) < length) else { return Ok(None) };
         self.connection.lock().responses.begun(self.index);
-        let written = self.connection.channel().write_pieces_ahead(pieces, destination, piece_bytes);
-        let written = self.unless_cancelled(pin!(written)).await?;
-        written.map_err(|error| {
+        let written = self.unless_cancelled(pin!(write(piece))).await?;
+        written.map(Some).map_err(|error| {
             self.connection.fail(&error.0);
             Ended
         })

@@ -256,12 +256,16 @@ pub(crate) fn check_metadata(metadata: &Metadata) -> Result<(), WireError> {
     if expected != Some(metadata.byte_length) {
         return Err(WireError::Inconsistent { field: "byte length" });
     }
-    if metadata.byte_length > TENSOR_BYTES_MAX {
-        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
-        let limit = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(usize::MAX);
-        return Err(WireError::TooLong { field: "byte length", length, limit });
+    check_length("byte length", metadata.byte_length)
+}
+
+/// Checks that a content may have so many bytes.
+pub(super) fn check_length(field: &'static str, bytes: u64) -> Result<(), WireError> {
+    if bytes <= TENSOR_BYTES_MAX {
+        return Ok(());
     }
-    Ok(())
+    let [length, limit] = [bytes, TENSOR_BYTES_MAX].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    Err(WireError::TooLong { field, length, limit })
 }
 
 /// Appends one frame to `into`: a length prefix, then what `body` writes.

@@ -2,8 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use super::codec::{Reader, Writer};
-use crate::limits::TENSOR_BYTES_MAX;
+use super::codec::{Reader, Writer, check_length};
 use crate::{CallTerms, Offered, OfferedArguments, PageWrite, Scope, SetContent, StepId, Wanted, WireError};
 
 const SCOPE_STEP: u8 = 0;
@@ -164,11 +163,7 @@ fn read_number(reader: &mut Reader<'_>, field: &'static str) -> Result<NonZeroU6
 fn read_length(reader: &mut Reader<'_>) -> Result<u64, WireError> {
     let field = "bytes of the arguments";
     let bytes = reader.u64(field)?;
-    if bytes > TENSOR_BYTES_MAX {
-        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let limit = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(usize::MAX);
-        return Err(WireError::TooLong { field, length, limit });
-    }
+    check_length(field, bytes)?;
     Ok(bytes)
 }
 

@@ -6,10 +6,7 @@ use super::{
     FRAME_BYTES_MIN,
     codec::{self, Reader},
 };
-use crate::{
-    Metadata, WireError,
-    limits::{TENSOR_BYTES_MAX, TENSORS_PER_LIST_MAX},
-};
+use crate::{Metadata, WireError, limits::TENSORS_PER_LIST_MAX};
 
 /// Bytes of the shortest metadata: element type, is_dead, rank, and length.
 const METADATA_BYTES_MIN: usize = 2 + 1 + 1 + 8;
@@ -42,6 +39,8 @@ pub struct TensorList {
     metadata: Vec<Metadata>,
     /// Each where the content of its tensor is.
     places: Vec<Range<u64>>,
+    /// Where the first long tensor is.
+    front: u64,
     byte_length: u64,
 }
 
@@ -62,22 +61,21 @@ impl TensorList {
     /// The list whose head has so many bytes.
     fn after(head: u64, metadata: Vec<Metadata>) -> Result<Self, WireError> {
         let mut places = vec![0..0; metadata.len()];
-        let mut end = head;
+        let (mut end, mut front) = (head, None);
         for (are_long, alignment) in [(false, ALIGNMENT), (true, LONG_ALIGNMENT)] {
             let lengths = metadata.iter().map(|metadata| metadata.byte_length);
             let of_kind = places.iter_mut().zip(lengths).filter(|(_, length)| is_long(*length) == are_long);
             for (place, length) in of_kind {
                 let start = if length == 0 { end } else { end.next_multiple_of(alignment) };
                 end = start.saturating_add(length);
-                if end > TENSOR_BYTES_MAX {
-                    let length = usize::try_from(end).unwrap_or(usize::MAX);
-                    let limit = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(usize::MAX);
-                    return Err(WireError::TooLong { field: "bytes of the tensors", length, limit });
+                codec::check_length("bytes of the tensors", end)?;
+                if are_long {
+                    front.get_or_insert(start);
                 }
                 *place = start..end;
             }
         }
-        Ok(Self { metadata, places, byte_length: end })
+        Ok(Self { metadata, places, front: front.unwrap_or(end), byte_length: end })
     }
 
     /// The list that `content` begins with. All of its tensors are in `content`, which has no other bytes.
@@ -112,8 +110,7 @@ impl TensorList {
 
     /// Bytes before the first long tensor: the head, and the contents of short tensors.
     pub fn front(&self) -> u64 {
-        let long = self.places.iter().filter(|place| is_long(place.end - place.start));
-        long.map(|place| place.start).min().unwrap_or(self.byte_length)
+        self.front
     }
 
     /// The tensors, each with the place of its bytes in the content.

@@ -7,8 +7,8 @@ use std::{num::NonZeroU64, pin::pin, sync::Arc, time::Duration};
 
 use tensorwire_memory::{Buf, MemoryError, copy::CopyReason};
 use tensorwire_protocol::{
-    Allocator, Awaiting, CallTerms, Channel as _, Code, Destination, Metadata, OfferedArguments,
-    ReceiveOptions, Scope, Status, Take, TensorRequest, WireError,
+    Awaiting, CallTerms, Channel as _, Code, OfferedArguments, ReceiveOptions, Scope, Status, Take,
+    TensorRequest, WireError,
 };
 
 use crate::{
@@ -19,10 +19,7 @@ use crate::{
         sent_pages::AnswerPages,
     },
     error::{Transfer, WorkerError},
-    peer_memory::{
-        destinations::{ReceiveAllocator, unexpected},
-        lent::Lent,
-    },
+    peer_memory::destinations::{Expected, ExpectingAllocator},
     values::{
         calls::{Asker, Call, Handler},
         sets::bytes_of,
@@ -147,7 +144,9 @@ impl DataConnection {
         let offered = offer.as_ref().map(|offer| OfferedArguments { number: offer.number, bytes });
         let limit_ms = u32::try_from(time_left.as_millis()).unwrap_or(u32::MAX);
         let scope = Scope::Call(CallTerms { limit_ms, offered });
-        let allocator = CallAllocator { receive: &self.allocator, arguments: in_request };
+        // A request beside whose arguments longer metadata were known would not fit into a message.
+        let (receive, expected) = (&self.allocator, Expected::Bytes);
+        let allocator = ExpectingAllocator { receive, expected, arguments: in_request };
         let options = ReceiveOptions::default();
         let answer = self.received((&scope, name), &allocator, &options, Self::tensor).await?;
         drop(offer);
@@ -202,40 +201,5 @@ impl DataConnection {
         let (channel, kind) = (self.protocol.channel(), self.queue_pair.kind());
         let is_in_place = |bytes: &Buf| !channel.import.needs(kind, bytes);
         self.queue_pair.capabilities().vectored && !self.is_validated() && tensors.are_long(is_in_place)
-    }
-}
-
-/// Allocates the memory of an answer, and has the arguments of the call.
-struct CallAllocator<'a> {
-    receive: &'a ReceiveAllocator,
-    arguments: Option<Arc<[u8]>>,
-}
-
-impl Allocator for CallAllocator<'_> {
-    type Lent = Lent;
-
-    fn arguments(&self) -> Option<Arc<[u8]>> {
-        self.arguments.clone()
-    }
-
-    /// Only a list of tensors. A request beside whose arguments longer metadata were known would not fit into a message.
-    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
-        if *metadata == bytes_of(metadata.byte_length) { Ok(()) } else { Err(unexpected(metadata)) }
-    }
-
-    fn prefers_eager(&self, metadata: &Metadata) -> bool {
-        self.receive.prefers_eager(metadata)
-    }
-
-    fn copy_eager(&self, metadata: &Metadata, content: &[u8]) -> Lent {
-        self.receive.copy_eager(metadata, content)
-    }
-
-    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
-        self.receive.allocate(metadata).await
-    }
-
-    fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
-        self.receive.allocate_early(metadata)
     }
 }

@@ -55,7 +55,7 @@ use crate::{
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
     peer_memory::{
         announcer::Announcer,
-        destinations::{ExpectingAllocator, ReceiveAllocator},
+        destinations::{Expected, ExpectingAllocator, ReceiveAllocator},
         lent::Lent,
         target::{Target, TargetAllocator},
     },
@@ -410,7 +410,8 @@ impl DataConnection {
         expected: Metadata,
         options: &ReceiveOptions,
     ) -> Result<Tensor, WorkerError> {
-        let allocator = ExpectingAllocator { receive: &self.allocator, expected: Arc::new([expected]) };
+        let (receive, expected) = (&self.allocator, Expected::These(Arc::new([expected])));
+        let allocator = ExpectingAllocator { receive, expected, arguments: None };
         let tensor = self.received((scope, name), &allocator, options, Self::tensor).await?;
         let checked = allocator.accepts(tensor.metadata());
         checked.map_err(|status| WorkerError::Local { transfer: name.name(), status })?;

@@ -35,17 +35,10 @@ impl Pieces {
         remote: RemoteRange,
         piece_bytes: usize,
     ) -> Result<u64, FabricError> {
-        tensorwire_testpoints::mark!("a content was written in pieces");
-        let ahead = bytes.len().saturating_sub(1) / piece_bytes * piece_bytes;
-        for start in (0..ahead).step_by(piece_bytes) {
-            let local = bytes.slice(start..start + piece_bytes).unwrap_or_else(Buf::empty);
-            let at =
-                RemoteRange { offset: remote.offset + start as u64, length: piece_bytes as u64, ..remote };
-            self.post(queue_pair, &WorkRequest::Write { local, remote: Some(at), immediate: None }).await?;
-            // A piece may end as soon as it is posted. What has come meanwhile is handled before the next.
-            yield_once().await;
-        }
-        Ok(ahead as u64)
+        let mut buffers = vec![(bytes.clone(), 0)];
+        let remote = |place, length| RemoteRange { offset: remote.offset + place, length, ..remote };
+        self.write_list_ahead(queue_pair, &mut buffers, remote, piece_bytes).await?;
+        Ok(buffers.first().map_or(0, |(_, place)| *place))
     }
 
     /// The same of a content that consists of buffers without gaps between them, each with its place, of which `remote` makes a range of the
@@ -60,6 +53,7 @@ impl Pieces {
         remote: impl Fn(u64, u64) -> RemoteRange,
         piece_bytes: usize,
     ) -> Result<(), FabricError> {
+        tensorwire_testpoints::mark!("a content was written in pieces");
         let length = buffers.last().map_or(0, |(buffer, place)| place + buffer.len() as u64);
         let ahead = length.saturating_sub(1) / piece_bytes as u64 * piece_bytes as u64;
         let mut rest = Vec::new();
@@ -71,6 +65,7 @@ impl Pieces {
                 self.post(queue_pair, &WorkRequest::Write { local, remote, immediate: None }).await?;
                 buffer = buffer.slice(some as usize..buffer.len()).unwrap_or_else(Buf::empty);
                 place += some;
+                // A piece may end as soon as it is posted. What has come meanwhile is handled before the next.
                 yield_once().await;
             }
             if !buffer.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{Block, Buf, BufMut, MemoryError, Pool, copy::CopyReason};
-use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
+use tensorwire_protocol::{Allocator, Code, DataType, Destination, Metadata, ResultSlot, Status};
 
 use crate::peer_memory::{
     announcer::Announcer,
@@ -161,24 +161,45 @@ pub(crate) fn unexpected(Metadata { dtype, shape, .. }: &Metadata) -> Status {
     Status::new(Code::InvalidArgument, message)
 }
 
-/// As [`ReceiveAllocator`], for a value whose metadata is known.
+/// As [`ReceiveAllocator`], for a value of which something is known.
 pub(crate) struct ExpectingAllocator<'a> {
     pub(crate) receive: &'a ReceiveAllocator,
-    pub(crate) expected: Arc<[Metadata]>,
+    pub(crate) expected: Expected,
+    /// Of a call.
+    pub(crate) arguments: Option<Arc<[u8]>>,
+}
+
+/// The values that a receive accepts.
+pub(crate) enum Expected {
+    /// Those of these metadata, which the request names.
+    These(Arc<[Metadata]>),
+    /// Bytes, of any number.
+    Bytes,
 }
 
 impl Allocator for ExpectingAllocator<'_> {
     type Lent = Lent;
 
     fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
-        if self.expected.contains(metadata) {
-            return Ok(());
-        }
-        Err(unexpected(metadata))
+        let is_expected = match &self.expected {
+            Expected::These(expected) => expected.contains(metadata),
+            Expected::Bytes => {
+                let Metadata { dtype, shape, is_dead, byte_length } = metadata;
+                *dtype == DataType::U8 && shape.dimensions() == [*byte_length] && !is_dead
+            }
+        };
+        if is_expected { Ok(()) } else { Err(unexpected(metadata)) }
     }
 
     fn expected(&self) -> Option<&Arc<[Metadata]>> {
-        Some(&self.expected)
+        match &self.expected {
+            Expected::These(expected) => Some(expected),
+            Expected::Bytes => None,
+        }
+    }
+
+    fn arguments(&self) -> Option<Arc<[u8]>> {
+        self.arguments.clone()
     }
 
     fn prefers_eager(&self, metadata: &Metadata) -> bool {

@@ -94,7 +94,7 @@ impl Handler {
     }
 }
 
-/// Who waits for what a task makes.
+/// The way from a task to the future that awaits its answer.
 #[derive(Debug)]
 pub(crate) struct Asker<T>(oneshot::Sender<Result<T, Status>>);
 

@@ -45,10 +45,10 @@ impl PackedTensors {
         bytes_of(self.list.byte_length())
     }
 
-    /// The long tensors, each with its place.
+    /// The long tensors, each with its place, in the order of their places.
     fn long(&self) -> impl Iterator<Item = (&Tensor, u64)> {
-        let placed = self.tensors.iter().zip(self.list.tensors());
-        let placed = placed.filter(|(_, (_, place))| !place.is_empty() && place.start >= self.list.front());
+        let (placed, front) = (self.tensors.iter().zip(self.list.tensors()), self.list.front());
+        let placed = placed.filter(move |(_, (_, place))| !place.is_empty() && place.start >= front);
         placed.map(|(tensor, (_, place))| (tensor, place.start))
     }
 
@@ -79,9 +79,7 @@ impl PackedTensors {
         let buffer = buffer.freeze();
         let part = |range| buffer.slice(range).unwrap_or_else(Buf::empty);
         let (mut pieces, mut end) = (vec![(part(0..front), 0)], front as u64);
-        let mut long: Vec<_> = self.long().collect();
-        long.sort_by_key(|(_, place)| *place);
-        for (tensor, place) in long {
+        for (tensor, place) in self.long() {
             let gap = place.saturating_sub(end) as usize;
             if gap > 0 {
                 pieces.push((part(front..front + gap), end));
@@ -106,10 +104,17 @@ impl PackedTensors {
     /// A copy of the content in memory of `pool`, when there is room. Other tasks have their turn after every 256 KiB.
     pub(crate) async fn gathered(self, pool: &Pool) -> Result<Tensor, MemoryError> {
         let mut buffer = pool.alloc(self.list.byte_length() as usize).await?;
-        for (piece, place) in self.pieces(pool).await? {
-            let at = place as usize;
-            let Some(into) = buffer.get_mut(at..at + piece.len()) else { continue };
-            for (into, from) in into.chunks_mut(PIECE_BYTES).zip(piece.chunks(PIECE_BYTES)) {
+        let mut end = self.list.front() as usize;
+        let front = buffer.get_mut(..end).unwrap_or_default();
+        front.fill(0);
+        self.write_front(front);
+        for (tensor, place) in self.long() {
+            let (at, bytes) = (place as usize, tensor.bytes());
+            // What the memory had before is no peer's business.
+            buffer.get_mut(end..at).unwrap_or_default().fill(0);
+            end = at + bytes.len();
+            let into = buffer.get_mut(at..end).unwrap_or_default();
+            for (into, from) in into.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
                 copy_bytes(into, from, CopyReason::Local);
                 yield_once().await;
             }
