@@ -31,6 +31,14 @@ install_packages() {
     $sudo apt-get update -q && $sudo apt-get install -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends "$@"
 }
 
+# need_tool NAME: installs `cargo NAME`, unless there is one. It is built without optimisation: such a tool runs for seconds, and
+# optimised it takes minutes to build.
+need_tool() {
+    cargo "$1" --version >/dev/null 2>&1 && return
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=64 \
+        CARGO_PROFILE_RELEASE_DEBUG=0 cargo install --locked "cargo-$1" ${2:+--features "$2"}
+}
+
 # need_services: installs missing programs that tests of stores and launchers start, or prints which tests are skipped
 # without them. Each of those tests reports that it was skipped. If an init system runs, Debian starts redis-server and
 # etcd; tests start their own, on other ports.
@@ -109,6 +117,6 @@ list_ignored_tests() {
 }
 
 # The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, arrays of other
-# crates, and bugs that do nothing unless a test plants them. scripts/check-stub-build builds the code without TLS, and
-# .ci/run's second clippy checks it. shellcheck disable=SC2034 # used by the scripts that source this
+# crates, and bugs that do nothing unless a test plants them. scripts/check-stub-build checks the code without TLS.
+# shellcheck disable=SC2034 # used by the scripts that source this
 test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire-book/arrays,$(printf '%s,' tensorwire/{tls,redis,etcd,ndarray,safetensors,dlpack})tensorwire-sim/planted-bugs")
