@@ -28,6 +28,24 @@ IN_README = [
     ("tcp", "sleep", "8 B all-reduce, 2 ranks"),
 ]
 
+# The rows of the page that compares Tensorwire with others. No pulls over shared memory that sleep: a value in the catalogue wakes nobody.
+IN_COMPARISON = [
+    ("shm", "look", "8 B pull"),
+    ("shm", "look", "64 KiB pull"),
+    ("shm", "look", "64 MiB pull"),
+    ("shm", "look", "8 B all-reduce, 2 ranks"),
+    ("shm", "look", "16 MiB all-reduce, 4 ranks"),
+    ("shm", "sleep", "8 B half round trip"),
+    ("tcp", "look", "8 B pull"),
+    ("tcp", "look", "64 KiB pull"),
+    ("tcp", "look", "1 MiB pull"),
+    ("tcp", "look", "64 MiB all-reduce, 2 ranks"),
+    ("tcp", "sleep", "8 B half round trip"),
+    ("tcp", "sleep", "64 KiB pull"),
+    ("tcp", "sleep", "16 MiB pull"),
+]
+COMPARED = ("UCX", "UCX get", "Open MPI", "Gloo", "NIXL", "iceoryx2", "zenoh", "tonic")
+
 
 def data(head, figures):
     """Tab-separated values below comments that describe the machine. Times are seconds an operation: median, least, most. The distance
@@ -72,10 +90,26 @@ def summary(text):
         ours = by_rival.get("tensorwire")
         others = [row for rival, row in by_rival.items() if rival not in OURS]
         best = min(others, key=lambda row: float(row["seconds"]), default=None)
-        ratio = f"{float(ours['seconds']) / float(best['seconds']):.2f}" if ours and best else "–"
         named = f"{best['rival']} {shown(best)}" if best else "–"
-        lines.append(f"| {transport}, {WAITS[wait]}: {name} | {shown(ours)} | {named} | {ratio} |")
+        times = ratio(by_rival, best["rival"]) if best else "–"
+        lines.append(f"| {transport}, {WAITS[wait]}: {name} | {shown(ours)} | {named} | {times} |")
     return "\n".join(lines)
+
+
+def ratios(text):
+    """Below the date, Tensorwire's time divided by that of each rival, in the rows of the comparison."""
+    measured = columns(text)
+    date = text.splitlines()[0].removeprefix("# ")
+    lines = [f"Measured on {date}:", "", f"| one host | {' | '.join(COMPARED)} |", "| --- " * (len(COMPARED) + 1) + "|"]
+    for transport, wait, name in filter(measured.__contains__, IN_COMPARISON):
+        cells = [ratio(measured[transport, wait, name], rival) for rival in COMPARED]
+        lines.append(f"| {transport}, {WAITS[wait]}: {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ratio(by_rival, rival):
+    ours, its = by_rival.get("tensorwire"), by_rival.get(rival)
+    return f"{float(ours['seconds']) / float(its['seconds']):.2f}" if ours and its else "–"
 
 
 def whole(text):
@@ -132,3 +166,7 @@ def put(file, table, begin=MARKS[0], close=MARKS[1]):
     if not mark or not end:
         raise SystemExit(f"{file}: no lines {begin} and {close}")
     file.write_text(f"{before}{begin}\n\n{table}\n\n{close}{after}", encoding="utf-8")
+
+
+# Which table each file has.
+PLACES = {"README.md": summary, "docs/src/benchmarks.md": whole, "docs/src/comparison.md": ratios}

@@ -8,7 +8,8 @@ from unittest import mock
 
 from . import rivals, rounds, tables
 
-DATA = Path(__file__).resolve().parents[3] / "docs/data/peers.tsv"
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT / "docs/data/peers.tsv"
 
 MISSING_HEADER = """native/mpi.c:6:10: fatal error: mpi.h: No such file or directory
     6 | #include <mpi.h>
@@ -96,3 +97,15 @@ class Tables(unittest.TestCase):
         rows = tables.summary(DATA.read_text(encoding="utf-8")).splitlines()[2:]
         self.assertEqual(len(rows), len(tables.IN_README))
         self.assertEqual(len(rows), 10)
+
+    def test_each_page_has_the_table_of_the_committed_figures(self):
+        text = DATA.read_text(encoding="utf-8")
+        for file, table in tables.PLACES.items():
+            with self.subTest(file):
+                self.assertIn(table(text), (ROOT / file).read_text(encoding="utf-8"))
+
+    def test_every_row_and_rival_of_the_comparison_is_measured(self):
+        rows = tables.ratios(DATA.read_text(encoding="utf-8")).splitlines()[4:]
+        self.assertEqual(len(rows), len(tables.IN_COMPARISON))
+        for rival, column in zip(tables.COMPARED, zip(*(row.split(" | ")[1:] for row in rows))):
+            self.assertTrue(any(cell.strip(" |") != "–" for cell in column), rival)
