@@ -49,7 +49,7 @@ impl Peer {
 }
 
 impl Calling<'_> {
-    /// The deadline, including the time to connect. The handler learns how much of it is left. Default: the worker's
+    /// The deadline, including the time to connect. The handler learns how much of it is left ([`Call::time_left`]). Default: the worker's
     /// [`timeout`](crate::WorkerBuilder::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;

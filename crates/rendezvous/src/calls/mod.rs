@@ -85,7 +85,7 @@ impl Worker {
     ///
     /// The handler runs once for each call, in a task of its own on the worker's runtime; several run at the same time. What blocks a
     /// thread belongs in `tokio::task::spawn_blocking`. When the caller waits no longer (its deadline has passed, it has dropped the call, or
-    /// it is lost), the handler's future is dropped at its next `await`.
+    /// it is lost), the handler's future is dropped at its next `await`. Work that it has given to another thread goes on.
     ///
     /// An error reaches the caller as [`WorkerError::Remote`] with the [`Status`]: its code, its message, and its details, in which programs may
     /// encode what they like. A handler that panics answers with INTERNAL.
@@ -123,6 +123,11 @@ impl Worker {
 }
 
 /// Has a handler answer calls, made by [`Worker::handle`]. After it is dropped, further calls fail with NOT_FOUND; those under way go on.
+/// `let _ = worker.handle(..)` drops it at once: bind it to a name.
+///
+/// [`Worker::shutdown`] does not wait for handlers. It waits for answers that are on their way, for at most the
+/// [`shutdown_grace`](crate::WorkerBuilder::shutdown_grace). Then the futures of the handlers that answer peers are dropped, and their callers get
+/// [`WorkerError::PeerLost`].
 #[must_use = "calls are answered only while this exists"]
 pub struct Handling {
     values: SharedValues,

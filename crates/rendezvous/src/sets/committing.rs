@@ -74,7 +74,8 @@ impl OwnSet {
     }
 
     /// Commits `version`, which consists of these tensors: peers see all of them, or none. Names, shapes and element types may differ
-    /// from those of the version before. Tensors that are equal to their predecessors are not sent again.
+    /// from those of the version before. Tensors that are equal to their predecessors are not sent again. Give a clone of the tensor for what
+    /// has not changed: it need not be compared.
     ///
     /// A tensor of which other workers commit the rest is given as its [`shard`](crate::Tensor::shard).
     ///

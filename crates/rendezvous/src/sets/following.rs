@@ -62,6 +62,9 @@ impl ShardedSet {
 /// A version is moved while the program goes on with the one before. Tensors that have not changed are shared with it, and those that
 /// changed in few elements are made of it and of a delta; tensors that the program has are never changed.
 ///
+/// Therefore the stream holds the version that it has returned last, whether the program keeps it or not: between hosts in the receive pool,
+/// and on one host as views, for which the peer's memory stays. Dropping the stream ends that.
+///
 /// A lost peer is asked again, after pauses of 50 ms to 2 s, for as long as the stream is polled; the stream returns nothing meanwhile, and
 /// one line is logged. If the peer comes back below the version that this stream has returned, the stream returns
 /// [`WorkerError::WentBack`] once, and then waits for a newer version, unless the program accepts the restart.
@@ -178,7 +181,12 @@ impl Staged {
         self.moved.snapshot.version()
     }
 
-    /// The names of the tensors that are new, or differ from those of the version that the stream returned before, sorted.
+    /// The names of the tensors that are new, or differ from those of the version that the stream returned before, sorted. Of the first
+    /// version these are all names, and after a restart of a peer all of its tensors count as different. Equal elements in other memory
+    /// count as different, too, unless the peer has compared them, which it does while the set is followed over a network.
+    ///
+    /// A program that copies these tensors of each version into a model of its own has the whole version there. Names that the version
+    /// does not have any more are not among them.
     pub fn changed(&self) -> impl ExactSizeIterator<Item = &str> {
         self.moved.changed.iter().map(|name| &**name)
     }
@@ -198,7 +206,8 @@ impl Staged {
         &self.moved.snapshot
     }
 
-    /// Makes this version the [current](Follow::current) one, and returns it.
+    /// Makes this version the [current](Follow::current) one, and returns it. No memory of the program is written, and the stream goes on
+    /// without this, too.
     pub fn apply(self) -> Snapshot {
         let snapshot = self.moved.snapshot;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot.clone());

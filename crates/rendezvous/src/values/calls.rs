@@ -55,7 +55,8 @@ impl Call {
         self.arguments
     }
 
-    /// How long the caller still waits for the answer. When it waits no longer, the handler's future is dropped.
+    /// How long the caller still waits for the answer, by the [`timeout`](crate::calls::Calling::timeout) of its call. Zero when it waits no
+    /// longer; then the handler's future is dropped. It does not show that the caller has dropped the call or is lost.
     pub fn time_left(&self) -> Duration {
         self.deadline.saturating_sub(self.runtime.now())
     }

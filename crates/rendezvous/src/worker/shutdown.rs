@@ -17,7 +17,7 @@ impl Worker {
     /// Shuts the worker down in order. New operations fail with [`WorkerError::ShutDown`](crate::WorkerError), and
     /// peers that wait for a publication get UNAVAILABLE. Transfers under way may take
     /// [`WorkerBuilder::shutdown_grace`](crate::WorkerBuilder::shutdown_grace). Then steps end with ABORTED, peers get
-    /// a goodbye, connections close, and the address is free again.
+    /// a goodbye, connections close, and the address is free again. Handlers of [calls](crate::calls::Handling) are not waited for.
     ///
     /// # Cancel safety
     /// Cancel-safe: new operations stay refused, and another call continues the shutdown.
