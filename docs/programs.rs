@@ -10,6 +10,9 @@ mod introduction {}
 #[doc = include_str!("src/concepts.md")]
 mod concepts {}
 #[cfg(doctest)]
+#[doc = include_str!("src/discovery.md")]
+mod discovery {}
+#[cfg(doctest)]
 #[doc = include_str!("src/weights.md")]
 mod weights {}
 #[cfg(feature = "arrays")]

@@ -495,6 +495,11 @@ impl WorkerError {
         }
     }
 
+    /// Whether this worker has dialled itself.
+    pub(crate) fn is_this_worker(&self) -> bool {
+        matches!(self, Self::Control(ControlError::ThisWorker { .. }))
+    }
+
     /// The value was already returned to the user.
     pub(crate) fn handed_out() -> Self {
         Self::InvalidTensor { problem: "the value was already taken".to_owned() }

@@ -31,6 +31,7 @@ pub mod control;
 pub mod calls;
 mod compat;
 mod connection;
+pub mod discovery;
 mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

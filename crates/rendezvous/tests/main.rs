@@ -20,6 +20,7 @@ mod bad_input;
 mod calls;
 mod cancel;
 mod caps;
+mod discovery;
 mod durations;
 mod errors;
 mod family;

@@ -51,7 +51,7 @@ fn assert_names_all(text: &str, parts: &[&str]) {
 }
 
 /// Passes connections on to `target`, and counts them.
-async fn counted(target: String) -> (String, Arc<AtomicUsize>) {
+pub(crate) async fn counted(target: String) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let count = Arc::<AtomicUsize>::default();

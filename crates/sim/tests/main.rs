@@ -19,6 +19,7 @@ mod calls;
 mod cancel;
 mod control;
 mod device;
+mod discovery;
 mod fabric;
 mod faults;
 mod flips;

@@ -114,6 +114,10 @@ pub use tensorwire_rendezvous::sets;
 #[doc(inline)]
 pub use tensorwire_rendezvous::calls;
 
+/// Discovery: the workers at all addresses of a name, as they come and go.
+#[doc(inline)]
+pub use tensorwire_rendezvous::discovery;
+
 /// Pages: memory of fixed size that peers read and write by number, such as the blocks of a key-value cache.
 #[doc(inline)]
 pub use tensorwire_rendezvous::pages;

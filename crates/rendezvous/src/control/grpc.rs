@@ -279,6 +279,17 @@ impl GrpcPlane {
         })
     }
 
+    fn dialler(&self) -> Dialler {
+        Dialler {
+            tasks: self.tasks.clone(),
+            runtime: self.served_on.clone(),
+            closing: self.closing.subscribe(),
+            keepalive: self.config.keepalive,
+            limit: self.config.dial_limit,
+            security: self.config.security.clone(),
+        }
+    }
+
     fn poll_arrival(&self, context: &mut Context<'_>) -> Poll<Result<ControlSession, ControlError>> {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -303,15 +314,20 @@ impl ControlPlane for GrpcPlane {
     }
 
     fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
-        let dialler = Dialler {
-            tasks: self.tasks.clone(),
-            runtime: self.served_on.clone(),
-            closing: self.closing.subscribe(),
-            keepalive: self.config.keepalive,
-            limit: self.config.dial_limit,
-            security: self.config.security.clone(),
-        };
-        Box::pin(on_plane(self.runtime.clone(), dialler.dial(address.to_owned())))
+        Box::pin(on_plane(self.runtime.clone(), self.dialler().dial(address.to_owned(), None)))
+    }
+
+    fn resolve(&self, name: &str) -> BoxFuture<'static, Result<Vec<String>, ControlError>> {
+        Box::pin(on_plane(self.runtime.clone(), dial::resolve(name.to_owned())))
+    }
+
+    fn dial_resolved(
+        &self,
+        address: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
+        let dialling = self.dialler().dial(address.to_owned(), Some(name.to_owned()));
+        Box::pin(on_plane(self.runtime.clone(), dialling))
     }
 
     fn accept(&self) -> BoxFuture<'_, Result<ControlSession, ControlError>> {

@@ -72,8 +72,8 @@ pub struct Introduction {
 ///
 /// # Errors
 /// [`ControlError::WrongSecret`], [`ControlError::NoSecret`], [`ControlError::Misbehaved`] (also for another wire
-/// version), [`ControlError::Unreachable`] after `limit`, and errors of the session. The session cannot be used after
-/// an error.
+/// version), [`ControlError::ThisWorker`], [`ControlError::Unreachable`] after `limit`, and errors of the session. The
+/// session cannot be used after an error.
 ///
 /// # Cancel safety
 /// Not cancel-safe: drop the session too.
@@ -279,7 +279,7 @@ impl<'a> Side<'a> {
         self.transcript.frames.extend_from_slice(&bytes);
         self.check_name(&worker).await?;
         if worker == self.me.worker && incarnation == self.me.incarnation {
-            return Err(self.misbehaved("it is this worker itself; its own values need no connection"));
+            return Err(ControlError::ThisWorker { address: self.peer.to_owned() });
         }
         let listen_address =
             listen_address.map(|address| dialable(&address, self.session.addresses.map(|ends| ends.peer)));

@@ -51,6 +51,35 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     /// Dropping the future cancels the attempt.
     fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>>;
 
+    /// The addresses that `name` (`host:port`) has now, each as [`dial`](Self::dial) takes it. Those of a plane without
+    /// names are `name` itself.
+    ///
+    /// # Errors
+    /// [`ControlError::Unreachable`] if it has none, [`ControlError::BadAddress`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe. A lookup of the operating system ends by itself.
+    fn resolve(&self, name: &str) -> BoxFuture<'static, Result<Vec<String>, ControlError>> {
+        Box::pin(std::future::ready(Ok(vec![name.to_owned()])))
+    }
+
+    /// As [`dial`](Self::dial), for an address of `name`: under TLS the peer proves the host of `name`, not that of
+    /// `address`.
+    ///
+    /// # Errors
+    /// As [`dial`](Self::dial).
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the attempt.
+    fn dial_resolved(
+        &self,
+        address: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
+        let _ = name;
+        self.dial(address)
+    }
+
     /// The next session that a peer has opened. If peers connect faster than sessions are accepted, the plane delays or
     /// refuses them. One caller at a time.
     ///
@@ -260,6 +289,12 @@ pub enum ControlError {
         worker: String,
         /// What the certificate contains, and what to do.
         problem: String,
+    },
+    /// The dialled worker is this worker.
+    #[error("the worker at `{address}` is this worker itself; its own values need no connection")]
+    ThisWorker {
+        /// The address.
+        address: String,
     },
     /// The peer refuses this worker.
     #[error("the worker at `{address}` refuses this one: {detail}")]

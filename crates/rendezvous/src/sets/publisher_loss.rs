@@ -28,6 +28,10 @@ impl Pause {
         self.0 = (self.0 * 2).clamp(PAUSE_MIN, PAUSE_MAX);
     }
 
+    pub(crate) fn length(self) -> Duration {
+        self.0
+    }
+
     pub(crate) async fn sleep(self, runtime: &dyn Runtime) {
         if !self.is_none() {
             runtime.sleep(self.0).await;

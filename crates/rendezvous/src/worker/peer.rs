@@ -6,8 +6,8 @@ use tensorwire_protocol::Stay;
 
 use crate::{
     connection::{DataConnection, fabric_channel::FabricChannel},
-    control::{ControlError, cluster::ClusterSpec, name::sought},
-    error::{Lost, PeerLoss, WorkerError},
+    control::{cluster::ClusterSpec, name::sought},
+    error::WorkerError,
     session::{
         known_peer::KnownPeer,
         node::{Node, session_setup::Verify},
@@ -139,11 +139,7 @@ impl Worker {
             return Ok(Peer::new(self, peer));
         }
         let (session, known) = self.node.dial(address, Verify::Host).await.map_err(WorkerError::or_limit)?;
-        self.node.served(&session).await.map_err(|Lost { loss, detail }| match loss {
-            PeerLoss::NameTaken => WorkerError::NameTaken { name: self.name().to_owned(), detail },
-            PeerLoss::ShutDownHere => WorkerError::ShutDown,
-            _ => ControlError::Refused { address: address.to_owned(), detail }.into(),
-        })?;
+        self.node.serves(&session, address).await?;
         Ok(Peer::new(self, known))
     }
 

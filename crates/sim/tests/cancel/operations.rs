@@ -21,9 +21,10 @@ const PACKAGES: [&str; 8] = [
 ];
 
 /// Types that are awaited.
-const AWAITED: [&str; 16] = [
+const AWAITED: [&str; 17] = [
     "Operation",
     "NextArrival",
+    "Discovery",
     "Alloc",
     "Calling<",
     "BoxFuture",

@@ -7,7 +7,7 @@ use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{DataType, Mode, Status};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
-    Tensor, Worker, WorkerBuilder, WorkerError, sets::ShardedSet,
+    Tensor, Worker, WorkerBuilder, WorkerError, discovery::Discovered, sets::ShardedSet,
 };
 use tensorwire_sim::{Handle, Node};
 
@@ -16,9 +16,10 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 30] = [
+pub(super) const CASES: [&str; 31] = [
     "commit",
     "connect",
+    "discover",
     "fetch",
     "fetch_as",
     "fetch_into",
@@ -484,6 +485,16 @@ fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -
 fn s3_a_first_contact_given_up_leaves_nothing_behind() {
     first_contacts("peer_at", &async |client, polls| {
         polled(polls, client.peer_at("server:1")).await.is_some()
+    });
+}
+
+#[test]
+fn s3_a_discovery_given_up_leaves_nothing_behind() {
+    first_contacts("discover", &async |client, polls| {
+        let mut discovery = client.discover("server:1");
+        let polled = polled(polls, discovery.next()).await;
+        drop(discovery);
+        polled.map(|found| assert!(matches!(found, Some(Ok(Discovered::Found(_)))), "{found:?}")).is_some()
     });
 }
 

@@ -14,7 +14,10 @@ use hyper_util::rt::TokioIo;
 use tensorwire_fabric::Runtime;
 use tensorwire_fabric_tcp::Dial;
 use tensorwire_memory::Limit;
-use tokio::{net::TcpStream, sync::watch};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    sync::watch,
+};
 use tonic::{
     Streaming,
     codegen::{Service, http::Uri},
@@ -42,9 +45,15 @@ pub(super) struct Dialler {
 }
 
 impl Dialler {
-    /// Opens a session. Runs on the plane's runtime.
-    pub(super) async fn dial(self, address: String) -> Result<ControlSession, ControlError> {
+    /// Opens a session with `address`. Under TLS the peer proves the host of `name`, or that of `address` if there is no
+    /// `name`. Runs on the plane's runtime.
+    pub(super) async fn dial(
+        self,
+        address: String,
+        name: Option<String>,
+    ) -> Result<ControlSession, ControlError> {
         let (host, port) = parts(&address)?;
+        let (proven, _) = parts(name.as_ref().unwrap_or(&address))?;
         let unreachable = |Failure { detail, limit, is_tls }| match is_tls {
             true => ControlError::Tls { address: address.clone(), detail },
             false => ControlError::Unreachable { address: address.clone(), detail }.unless_limit(limit),
@@ -55,7 +64,7 @@ impl Dialler {
         tokio::select! {
             biased;
             () = closed(closing) => Err(ControlError::Closed),
-            dialled = within(limit, self.attempt(host, port, &mut dial)) => match dialled {
+            dialled = within(limit, self.attempt((host, port), proven, &mut dial)) => match dialled {
                 Ok(dialled) => dialled.map_err(unreachable),
                 Err(_) => Err(unreachable(format!("{dial}; {}", silence(limit)).into())),
             }
@@ -63,15 +72,20 @@ impl Dialler {
     }
 
     /// Tries the host's addresses, until one has a session.
-    async fn attempt(self, host: &str, port: u16, dial: &mut Dial) -> Result<ControlSession, Failure> {
+    async fn attempt(
+        self,
+        (host, port): (&str, u16),
+        proven: &str,
+        dial: &mut Dial,
+    ) -> Result<ControlSession, Failure> {
         dial.resolve(host, port).await.map_err(|error| Failure {
-            detail: format!("the name cannot be resolved: {error}"),
+            detail: unresolved(&error),
             limit: Limit::of_files(&error),
             is_tls: false,
         })?;
         let mut is_tls = None;
         while let Some((address, stream)) = dial.connect().await {
-            match self.open(address, stream, host).await {
+            match self.open(address, stream, proven).await {
                 Ok(session) => return Ok(session),
                 Err(failure) => {
                     is_tls = Some(failure.is_tls);
@@ -103,6 +117,17 @@ impl Dialler {
         });
         Ok(session)
     }
+}
+
+/// The addresses that `name` has now. Runs on the plane's runtime, whose threads for blocking work do the lookup.
+pub(super) async fn resolve(name: String) -> Result<Vec<String>, ControlError> {
+    let found = lookup_host(parts(&name)?).await;
+    let found = found.map(|found| found.map(|address| address.to_string()).collect());
+    found.map_err(|error| ControlError::Unreachable { address: name, detail: unresolved(&error) })
+}
+
+fn unresolved(error: &io::Error) -> String {
+    format!("the name cannot be resolved: {error}")
 }
 
 /// A connector that returns an already connected stream.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire_fabric::timeout;
+use tensorwire_fabric::{BoxFuture, timeout};
 use tensorwire_protocol::{Code, Status, wire::control::ControlFrame};
 
 use crate::{
@@ -14,11 +14,24 @@ use crate::{
 
 /// The name or address that the user has specified, for TLS to verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verify {
+pub(crate) enum Verify<'a> {
     /// A worker name; the name that the peer proves must be this one.
     Worker,
     /// Only an address; the certificate must be valid for its host.
     Host,
+    /// A name (`host:port`), of which the address is one; the certificate must be valid for the host of the name.
+    HostOf(&'a str),
+}
+
+/// How a session has begun.
+#[derive(Debug, Clone, Copy)]
+enum Begun<'a> {
+    /// The peer dialled this worker.
+    Accepted,
+    /// This worker dialled the address, at which it knows the peer from now on.
+    Dialled(&'a str),
+    /// This worker dialled the address, which may be that of another worker later.
+    Discovered(&'a str),
 }
 
 impl Node {
@@ -34,7 +47,7 @@ impl Node {
         for address in self.addresses(peer) {
             let failure = match self.meet(&address, Verify::Worker).await {
                 Ok((session, them)) if them.worker == peer.name() => {
-                    let begun = self.begin_session(session, them, Some(&address)).await;
+                    let begun = self.begin_session(session, them, Begun::Dialled(&address)).await;
                     return begun.map(|(session, _)| session);
                 }
                 // The session is dropped: a wrong address, which another worker may have announced, must not cause
@@ -55,12 +68,20 @@ impl Node {
         Err(failed.unwrap_or_else(|| WorkerError::NoAddress { peer: peer.name().to_owned() }))
     }
 
-    /// Waits until the peer answers on a session that this worker has opened, because the peer may still refuse this worker, for its
-    /// name or for a limit. Stops waiting for a peer that takes long.
+    /// Waits until the peer at `address` answers on a session that this worker has opened, because the peer may still refuse this
+    /// worker, for its name or for a limit. Stops waiting for a peer that takes long.
     ///
     /// # Errors
     /// Why the session has ended.
-    pub(crate) async fn served(&self, session: &Session) -> Result<(), Lost> {
+    pub(crate) async fn serves(&self, session: &Session, address: &str) -> Result<(), WorkerError> {
+        self.served(session).await.map_err(|Lost { loss, detail }| match loss {
+            PeerLoss::NameTaken => WorkerError::NameTaken { name: self.settings.name.clone(), detail },
+            PeerLoss::ShutDownHere => WorkerError::ShutDown,
+            _ => ControlError::Refused { address: address.to_owned(), detail }.into(),
+        })
+    }
+
+    async fn served(&self, session: &Session) -> Result<(), Lost> {
         let nonce = self.settings.control_runtime.random();
         let answered = session.expect_pong(nonce);
         let asking =
@@ -76,24 +97,53 @@ impl Node {
     pub(crate) async fn dial(
         self: &Arc<Self>,
         address: &str,
-        verify: Verify,
+        verify: Verify<'_>,
     ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
         let (session, them) = self.meet(address, verify).await?;
-        self.begin_session(session, them, Some(address)).await
+        self.begin_session(session, them, Begun::Dialled(address)).await
+    }
+
+    /// The peer at `address`, one of the addresses of `name`, once it serves this worker. A peer that is connected keeps
+    /// its sessions, and gets none for another of its addresses.
+    ///
+    /// # Errors
+    /// [`ControlError::ThisWorker`], and as [`Worker::peer_at`](crate::Worker::peer_at).
+    pub(crate) async fn dial_discovered(
+        self: &Arc<Self>,
+        address: &str,
+        name: &str,
+    ) -> Result<KnownPeer, WorkerError> {
+        let (session, them) = self.meet(address, Verify::HostOf(name)).await?;
+        if let Some(peer) = self.known_peer(&them.worker).filter(|peer| peer.life() == Some(them.incarnation))
+        {
+            return Ok(peer);
+        }
+        let (session, peer) = self.begin_session(session, them, Begun::Discovered(address)).await?;
+        self.serves(&session, address).await?;
+        Ok(peer)
+    }
+
+    /// The addresses that `name` has now.
+    pub(crate) fn resolve(&self, name: &str) -> BoxFuture<'static, Result<Vec<String>, ControlError>> {
+        self.settings.control.resolve(name)
     }
 
     /// Connects to `address`, proves the secret, and learns the peer's identity.
     async fn meet(
         &self,
         address: &str,
-        verify: Verify,
+        verify: Verify<'_>,
     ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
         if self.is_closing() {
             return Err(WorkerError::ShutDown);
         }
         let (secret, handed_over_at) = self.secret_for(address).await?;
-        let mut session = self.settings.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
-        if let (Verify::Host, Some(proven)) = (verify, session.sender.proven()) {
+        let dialled = handed_over_at.as_deref().unwrap_or(address);
+        let mut session = match verify {
+            Verify::HostOf(name) => self.settings.control.dial_resolved(dialled, name).await?,
+            Verify::Worker | Verify::Host => self.settings.control.dial(dialled).await?,
+        };
+        if let (Verify::Host | Verify::HostOf(_), Some(proven)) = (verify, session.sender.proven()) {
             let address = address.to_owned();
             proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
         }
@@ -136,10 +186,11 @@ impl Node {
         )
         .await;
         let begun = match met {
-            Ok(them) => self.begin_session(session, them, None).await.map(drop),
+            Ok(them) => self.begin_session(session, them, Begun::Accepted).await.map(drop),
             Err(error) => Err(error.into()),
         };
         if let Err(error) = begun
+            && !error.is_this_worker()
             && let Some(left_out) = self.log.line(&host)
         {
             log!(WARN, host, %error, left_out, "a control session was refused");
@@ -150,20 +201,21 @@ impl Node {
         self: &Arc<Self>,
         session: ControlSession,
         them: handshake::Introduction,
-        dialled: Option<&str>,
+        begun: Begun<'_>,
     ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
         let name = them.worker.clone();
+        let is_dialled = !matches!(begun, Begun::Accepted);
         let ControlSession { sender, receiver, addresses } = session;
         if name == self.settings.name {
             let (own, other) = (self.settings.address.clone(), whereabouts(&them, addresses));
-            let (holder, newcomer) = if dialled.is_some() { (other, own) } else { (own, other) };
+            let (holder, newcomer) = if is_dialled { (other, own) } else { (own, other) };
             let detail = name_taken(&holder, &newcomer);
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
             return Err(WorkerError::NameTaken { name, detail });
         }
         let room = self.sessions.serve_one(&name).and_then(|served| {
             let connections = served.connections();
-            let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), connections);
+            let session = Session::new(them, addresses, sender.clone(), is_dialled, connections);
             Ok((served, self.meet_peer(&session)?, session))
         });
         let (served, peer, session) = match room {
@@ -181,7 +233,14 @@ impl Node {
         }
         // The address is stored only after the name was claimed, because a refused worker's address is not this peer's.
         // The peer is already known, so this cannot exceed the limit.
-        let peer = self.note_peer(&name, dialled).unwrap_or(peer);
+        let peer = match begun {
+            Begun::Accepted => peer,
+            Begun::Dialled(address) => self.note_peer(&name, Some(address)).unwrap_or(peer),
+            Begun::Discovered(address) => {
+                peer.note_address(address);
+                peer
+            }
+        };
         self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
         self.settings.control_runtime.spawn("session", Box::pin(serving));
