@@ -79,7 +79,10 @@ async fn changes(handle: &Handle, client: &Node, answer: &Answer) -> Vec<Worker>
         let server = rng.below(SERVERS);
         match (rng.below(6), servers[server].take()) {
             (0, Some((node, _worker))) => node.crash(),
-            (1, Some((_node, worker))) => worker.shutdown().await,
+            (1, Some((node, worker))) => {
+                worker.shutdown().await;
+                node.crash();
+            }
             (_, None) => servers[server] = Some(start(handle, server).await),
             (2, Some((node, worker))) => {
                 handle.inject(Fault::LoseControl(node.id(), client.id()));

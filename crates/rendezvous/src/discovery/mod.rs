@@ -64,8 +64,8 @@ impl Worker {
     /// This worker's own address is left out. A worker with several addresses is one peer. Nothing is resolved or dialled
     /// until the stream is polled; its methods are the options. The stream keeps this worker running.
     ///
-    /// Under TLS the certificate of each worker must contain the host of `name`, unless
-    /// [`TlsNames`](crate::control::TlsNames) allows any host.
+    /// Under TLS the certificate of each worker must contain the host of `name`, unless the setting `tls_names` allows any
+    /// host (`TlsNames::AnyHost`).
     pub fn discover(&self, name: &str) -> Discovery {
         Discovery::new(self, name)
     }

@@ -1,12 +1,14 @@
 //! The state of a discovery: the addresses of its name, and the workers at them.
 //!
 //! ```text
-//!             fresh ──▶ dialling ──▶ up ◀── its worker is found, and lost
-//!                          │ ▲       │
-//!            this worker ◀─┤ └ later ◀
-//!                          └─────▲
+//!  fresh ──▶ dialling ──▶ up
+//!             │  │ ▲      │
+//!             │  ▼ │      │ its worker is lost
+//!             │  later ◀──┘
+//!             ▼
+//!        this worker
 //! ```
-//! An address that the name no longer has is removed in each stage.
+//! An address that the name no longer has is removed in any stage.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -232,8 +234,9 @@ impl Search {
         dialled: Result<KnownPeer, WorkerError>,
     ) -> Result<(), WorkerError> {
         let now = self.now();
-        // The name may no longer have the address.
-        let Some(place) = self.places.get_mut(&address) else { return Ok(()) };
+        // The name may have lost the address, and got it back.
+        let place = self.places.get_mut(&address).filter(|place| place.stage == Stage::Dialling);
+        let Some(place) = place else { return Ok(()) };
         match dialled {
             Ok(peer) => match peer.life() {
                 Some(incarnation) => self.found(&address, peer, incarnation),

@@ -19,7 +19,7 @@ use crate::{
 /// Another worker, to fetch from and to send to. Cheap to clone. It stays valid when the connection or the peer is
 /// restarted, and keeps the worker that returned it running.
 ///
-/// Returned by [`Worker::peer`], [`Worker::peer_at`] and [`Worker::wait_for_peer`]. It is connected on first use.
+/// Returned by [`Worker::peer`], [`Worker::peer_at`], [`Worker::wait_for_peer`] and [`Worker::discover`]. It is connected on first use.
 ///
 /// ```
 /// use tensorwire::Worker;

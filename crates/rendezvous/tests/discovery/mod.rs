@@ -6,7 +6,13 @@ mod plane;
 #[cfg(feature = "test-certificates")]
 mod tls;
 
-use std::{collections::BTreeSet, net::TcpListener, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io::{self, Write},
+    net::TcpListener,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{
     FutureExt as _,
@@ -252,17 +258,45 @@ fn d_addresses_that_do_not_answer_do_not_hold_up_the_others() {
     });
 }
 
+/// The lines of the log that this thread writes.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn with(&self, text: &str) -> usize {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap().matches(text).count()
+    }
+}
+
 #[test]
-fn a_name_that_does_not_resolve_yet_is_asked_again() {
-    bounded(LIMIT, async {
+fn a_name_that_does_not_resolve_yet_is_asked_again_with_one_line_of_the_log() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    let test = async {
         let names = Names::none();
         let (client, worker) = (searcher(&names).await, serve("a", "127.0.0.1:0").await);
         let mut discovery = client.discover(NAME).every(OFTEN);
-        nothing_changes(&mut discovery, &names, 3).await;
+        nothing_changes(&mut discovery, &names, 5).await;
+        let counts = || ["does not resolve", "resolves again"].map(|text| lines.with(text));
+        assert_eq!(counts(), [1, 0]);
         names.set([worker.address()]);
         assert!(is(&found(&mut discovery).await, &worker));
+        nothing_changes(&mut discovery, &names, 5).await;
+        assert_eq!(counts(), [1, 1]);
         shut_down([&worker, &client]).await;
-    });
+    };
+    tracing::subscriber::with_default(subscriber.finish(), || bounded(LIMIT, test));
 }
 
 #[test]
