@@ -120,6 +120,8 @@ impl Search {
         }
         let closing = self.worker.node.closing();
         let changed = unless(closing, self.changed()).await;
+        // A shutdown also ends the sessions: no worker is gone because of it.
+        let changed = changed.filter(|_| !self.worker.node.is_closing());
         (self, changed.unwrap_or(Err(WorkerError::ShutDown)))
     }
 
