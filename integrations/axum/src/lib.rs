@@ -1,0 +1,60 @@
+//! What an [axum](https://docs.rs/axum) service needs around Tensorwire's workers: metrics for Prometheus, probes that
+//! Kubernetes asks, and an end in which no request is lost.
+//!
+//! | route | what |
+//! | --- | --- |
+//! | `GET /metrics` | [`Metrics`]: counters, gauges and histograms of all workers of the process, in Prometheus' text format |
+//! | `GET /health` | whether the worker runs: 200, or 503 after its shutdown. For a liveness probe |
+//! | `GET /ready` | [`Readiness`]: 200, or 503 with what is missing. For a readiness probe |
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use axum::{Router, routing::get};
+//! use tensorwire::{Worker, sets::Policy};
+//! use tensorwire_axum::{Metrics, Readiness, operations, serve};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let metrics = Metrics::install()?; // before the first worker
+//!     let worker = Worker::builder("search").start().await?;
+//!     let readiness = Readiness::new(&worker);
+//!     let trainer = worker.set_address("trainer", "trainer:7000")?;
+//!     readiness.require_peer(&trainer);
+//!     let weights = readiness.require("weights");
+//!
+//!     // A task that follows the trainer's weights says which version the service uses.
+//!     tokio::spawn(async move {
+//!         let mut versions = trainer.set("policy").follow(Policy::Latest);
+//!         while let Some(staged) = versions.next().await {
+//!             if let Ok(staged) = staged {
+//!                 let snapshot = staged.apply();
+//!                 weights.met(format!("version {}", snapshot.version()));
+//!             }
+//!         }
+//!     });
+//!
+//!     let service = Router::new().route("/", get(|| async { "hello" }));
+//!     let service = service.merge(operations(&worker, &metrics, &readiness));
+//!     let listener = tokio::net::TcpListener::bind("0.0.0.0:8080").await?;
+//!     serve(listener, service, &worker, &readiness, Duration::from_secs(5)).await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # The end of a service
+//! [`serve`] ends at SIGTERM or SIGINT, in this order: `/ready` answers 503, so that load balancers send no further requests;
+//! after a pause, in which they learn that, no connection is accepted; requests under way are finished; the worker shuts
+//! down, which tells its peers. A second signal ends the process at once.
+//!
+//! # Versions
+//! Version 0.8 of this crate works with axum 0.8.
+
+mod drain;
+mod metrics;
+mod readiness;
+mod routes;
+
+pub use drain::{ServeError, serve};
+pub use metrics::{InstallError, Metrics};
+pub use readiness::{Readiness, Requirement};
+pub use routes::operations;
