@@ -70,6 +70,27 @@ pub struct Counters {
     pub ignored: u64,
 }
 
+/// Requests of one side of a connection that wait for an answer. Subscriptions do not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// How many wait.
+    pub requests: u64,
+    /// The number of the oldest one. Numbers grow with each request of the connection, so the same number later is the same request, which
+    /// has waited since. No clock is read for a request.
+    pub oldest: Option<u64>,
+}
+
+impl Waiting {
+    /// Of the requests with these numbers.
+    pub(crate) fn of(numbers: impl Iterator<Item = u64>) -> Self {
+        numbers.fold(Self::default(), |waiting, number| Self {
+            requests: waiting.requests + 1,
+            oldest: Some(waiting.oldest.map_or(number, |oldest| oldest.min(number))),
+        })
+    }
+}
+
 impl Counters {
     /// Counts a content that is being written.
     pub(crate) fn count_content_sent(&mut self, bytes: u64) {

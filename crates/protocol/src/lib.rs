@@ -36,6 +36,7 @@ pub mod pages;
 mod queue;
 mod receive;
 mod repeated;
+pub mod report;
 mod request_index;
 mod requests;
 mod respond;
@@ -50,7 +51,7 @@ pub use channel::{
     Allocator, Channel, ChannelError, LentEnd, Mailbox, RecordSlot, RingSpan, Sequenced, Source, Take,
 };
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote, Stay};
-pub use counters::Counters;
+pub use counters::{Counters, Waiting};
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};

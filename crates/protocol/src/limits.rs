@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
 /// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
-pub const WIRE_VERSION: u16 = 8;
+pub const WIRE_VERSION: u16 = 9;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -137,6 +137,18 @@ pub const ADDRESS_BYTES_MAX: usize = 256;
 
 /// Most entries of one page of a tensor list.
 pub const LIST_ENTRIES_MAX: usize = 4096;
+
+/// Most peers in a report. One with the most peers and sets, all with the longest names, fits into a frame.
+pub const REPORT_PEERS_MAX: usize = 1024;
+
+/// Most sets in a report.
+pub const REPORT_SETS_MAX: usize = 256;
+
+/// Most pools in a report.
+pub const REPORT_POOLS_MAX: usize = 16;
+
+/// Longest name of a fabric, a pool or a version in a report, in bytes.
+pub const REPORT_TEXT_BYTES_MAX: usize = 64;
 
 /// Longest worker name, in bytes.
 pub const WORKER_NAME_BYTES_MAX: usize = 256;

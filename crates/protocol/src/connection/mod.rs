@@ -18,7 +18,7 @@ use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, LentEnd, Parameters, PeerMisbehaved, RequestIndex, Rings,
-    StepId, TensorRequest, after::After, line::ArrivalError,
+    StepId, TensorRequest, Waiting, after::After, line::ArrivalError,
 };
 
 /// Immediate: a message is in your ring.
@@ -71,6 +71,12 @@ impl<C: Channel> Connection<C> {
     /// What was sent and received so far.
     pub fn counters(&self) -> Counters {
         self.lock().line.counters
+    }
+
+    /// The requests that wait for an answer: those of this side, and those of the peer.
+    pub fn requests_waiting(&self) -> (Waiting, Waiting) {
+        let state = self.lock();
+        (state.requests.waiting(), state.responses.waiting())
     }
 
     /// Whether a value is on its way in either direction, as far as this side knows: its write is under way, or the

@@ -110,6 +110,12 @@ impl<L> RequestEntry<L> {
         if is_due { Err(PeerMisbehaved::VersionMissing) } else { Ok(()) }
     }
 
+    /// Whether a receive awaits an answer that has not come. A subscription awaits none in particular.
+    pub(super) fn is_waiting(&self) -> bool {
+        let is_answered = matches!(self.phase, RequestPhase::Answered | RequestPhase::Subscribed);
+        self.is_awaited && !is_answered
+    }
+
     pub(super) fn new(number: u64, step_key: Option<StepKey>) -> Self {
         Self {
             phase: RequestPhase::Unsent,

@@ -13,7 +13,7 @@ mod tests;
 use std::{collections::VecDeque, task::Waker};
 
 use crate::{
-    Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Want,
+    Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Waiting, Want,
     after::After,
     limits::{METADATA_CACHE_MAX, PULLS_MAX, STASH_MAX},
     queue::WaitQueue,
@@ -126,6 +126,12 @@ impl<L> Requests<L> {
         let entries = || self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         self.unresolved > 0
             && entries().any(|entry| entry.is_unresolved && entry.step_key.as_ref() == Some(step_key))
+    }
+
+    /// The requests that the peer has not answered and that a receive awaits.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        Waiting::of(entries.filter(|entry| entry.is_waiting()).map(|entry| entry.number))
     }
 
     /// Entries in use.

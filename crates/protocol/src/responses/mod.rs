@@ -15,7 +15,7 @@ use subscription::Subscribed;
 
 use crate::{
     Agreed, Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Status, StepId,
-    TensorRequest, Want, limits::PULLS_MAX,
+    TensorRequest, Waiting, Want, limits::PULLS_MAX,
 };
 
 /// How many replies may be owed above the agreed number of requests before the peer is refused.
@@ -50,6 +50,8 @@ enum ResponsePhase {
 #[derive(Debug)]
 struct ResponseEntry {
     phase: ResponsePhase,
+    /// Grows with every response of the connection.
+    number: u64,
     /// `None` for published values.
     step: Option<StepId>,
     is_cancelled: bool,
@@ -115,6 +117,8 @@ pub(crate) struct Responses {
     unanswered_max: usize,
     has_result_slots: bool,
     entries: HashMap<RequestIndex, ResponseEntry, IndexHash>,
+    /// Responses begun so far.
+    opened: u64,
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
     unanswered: usize,
@@ -138,6 +142,7 @@ impl Responses {
             unanswered_max: (agreed.requests_max + PULLS_MAX) as usize + OWED_SLACK,
             has_result_slots: agreed.has_result_slots(),
             entries: HashMap::default(),
+            opened: 0,
             owed: VecDeque::new(),
             unanswered: 0,
             written: VecDeque::new(),
@@ -172,7 +177,9 @@ impl Responses {
             Want::Each(terms) => (ResponsePhase::Subscribed, Some(Box::new(Subscribed::new(terms)))),
             _ => (ResponsePhase::Waiting, None),
         };
-        let entry = ResponseEntry { phase, step: scope.step(), is_cancelled: false, subscribed, waker: None };
+        self.opened += 1;
+        let (number, step) = (self.opened, scope.step());
+        let entry = ResponseEntry { phase, number, step, is_cancelled: false, subscribed, waker: None };
         self.entries.insert(index, entry);
         Ok(())
     }
@@ -182,6 +189,16 @@ impl Responses {
         let fits =
             destination.is_none_or(|destination| destination.result.is_some() == self.has_result_slots);
         if fits { Ok(()) } else { Err(PeerMisbehaved::ResultSlotUnfit) }
+    }
+
+    /// The requests of the peer whose content was not posted. A subscription waits for none in particular.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let waiting = self.entries.values().filter(|entry| {
+            entry.subscribed.is_none()
+                && !entry.is_cancelled
+                && !matches!(entry.phase, ResponsePhase::Writing)
+        });
+        Waiting::of(waiting.map(|entry| entry.number))
     }
 
     /// Whether a value is on its way to the peer, or was announced to it.

@@ -1,7 +1,7 @@
 //! The page of byte layouts in the book, generated from what the decoder reads of samples, so that it always matches the
 //! code.
 
-use std::{cell::RefCell, fmt::Write, fs, num::NonZeroU64, path::Path, sync::Arc};
+use std::{cell::RefCell, fmt::Write, fs, num::NonZeroU64, path::Path, sync::Arc, time::Duration};
 
 use smallvec::smallvec;
 
@@ -15,10 +15,11 @@ use crate::{
     BufferRequest, Buffers, CallTerms, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
     MetaDataResponse, Metadata, Note, Offered, OfferedArguments, PageWrite, RequestIndex, ResultSlot, Scope,
     SetContent, Shape, Status, StepId, SubscriptionTerms, TensorList, TensorReRequest, TensorRequest,
-    TensorWrite, VersionNotice, Want, Wanted,
+    TensorWrite, VersionNotice, Waiting, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
+    report::{PeerReport, PoolReport, SetReport, Traffic, WorkerReport},
 };
 
 thread_local! {
@@ -411,6 +412,7 @@ fn connections(page: &mut Page) {
         ListEntry { name: "weights".to_owned(), metadata: matrix(), version: 3, checksum: Some(0xfeed) };
     let page_of = ControlFrame::ListResponse { request: 1, entries: vec![entry], more: false };
     page.control("LIST_RESPONSE", "One page.", &page_of);
+    reports(page);
     let about = "A request to the store that the peer serves. STORE_CANCEL has the same number and no body.";
     page.control("STORE_REQUEST", about, &ControlFrame::StoreRequest { request: 1, body: vec![0xee; 12] });
     let about = "The answer. Without a body: the sender serves no store.";
@@ -418,6 +420,51 @@ fn connections(page: &mut Page) {
         "STORE_RESPONSE",
         about,
         &ControlFrame::StoreResponse { request: 1, body: Some(vec![0xee; 5]) },
+    );
+}
+
+fn reports(page: &mut Page) {
+    let about = "Requests a report of the peer.";
+    page.control("REPORT_REQUEST", about, &ControlFrame::ReportRequest { request: 1 });
+    let traffic = Traffic::of_numbers([1, 4096, 2, 8192, 0, 1, 0, 0]);
+    let peer = PeerReport {
+        name: "a".to_owned(),
+        address: None,
+        transport: Some("tcp".to_owned()),
+        traffic,
+        waiting_at_peer: Waiting::default(),
+        waiting_here: Waiting { requests: 1, oldest: Some(3) },
+        stalled: None,
+    };
+    let set = SetReport { name: "policy".to_owned(), version: 7, tensors: 2, bytes: 64 };
+    let pool = PoolReport {
+        name: "source".to_owned(),
+        block_bytes: 4 << 20,
+        used_bytes: 4096,
+        leaked_bytes: 0,
+        retired_bytes: 0,
+        waiting: 0,
+    };
+    let report = WorkerReport {
+        name: "ps".to_owned(),
+        address: "10.0.0.1:2222".to_owned(),
+        incarnation: 1234,
+        version: "0.1.0".to_owned(),
+        clock: Duration::from_secs(1),
+        total: Some(traffic),
+        sessions: Some(1),
+        peers: vec![peer],
+        peers_left_out: 0,
+        sets: vec![set],
+        sets_left_out: 0,
+        pools: vec![pool],
+    };
+    let about =
+        "The worker, what its connections have moved, its peers, sets and pools. Times are in nanoseconds.";
+    page.control(
+        "REPORT_RESPONSE",
+        about,
+        &ControlFrame::ReportResponse { request: 1, report: Box::new(report) },
     );
 }
 

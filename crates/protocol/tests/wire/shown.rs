@@ -6,6 +6,7 @@ use tensorwire_protocol::{
     credit::{Counts, Mode},
     limits::{NAMES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION},
     names::{NameForm, NameTable},
+    report::{PeerReport, PoolReport, SetReport, WorkerReport},
     text::is_active,
     wire::{
         self,
@@ -29,18 +30,42 @@ fn hello(worker: &str, listen_address: Option<&str>) -> ControlFrame {
 }
 
 /// Each field of the control plane that is a name, with the frame that has `name` in it.
-fn named(name: &str) -> [(&'static str, ControlFrame); 4] {
+fn named(name: &str) -> Vec<(&'static str, ControlFrame)> {
     let metadata = tensorwire_protocol::Metadata::dead(
         tensorwire_protocol::DataType::U8,
         tensorwire_protocol::Shape::default(),
     );
     let entry = ListEntry { name: name.to_owned(), metadata, version: 1, checksum: None };
     let after = Some(name.to_owned());
-    [
+    let mut named = vec![
         ("worker", hello(name, None)),
         ("listen address", hello("a", Some(name))),
         ("after", ControlFrame::ListRequest { request: 1, after, with_checksums: false }),
         ("name", ControlFrame::ListResponse { request: 1, entries: vec![entry], more: false }),
+    ];
+    named.extend(reported(name));
+    named
+}
+
+/// Each field of a report that is a name.
+fn reported(name: &str) -> Vec<(&'static str, ControlFrame)> {
+    let frame = |change: &dyn Fn(&mut WorkerReport, String)| {
+        let mut report = Box::new(WorkerReport::default());
+        report.peers = vec![PeerReport::default()];
+        report.sets = vec![SetReport::default()];
+        report.pools = vec![PoolReport::default()];
+        change(&mut report, name.to_owned());
+        ControlFrame::ReportResponse { request: 1, report }
+    };
+    vec![
+        ("worker", frame(&|report, name| report.name = name)),
+        ("address", frame(&|report, name| report.address = name)),
+        ("version", frame(&|report, name| report.version = name)),
+        ("peer", frame(&|report, name| report.peers[0].name = name)),
+        ("address", frame(&|report, name| report.peers[0].address = Some(name))),
+        ("transport", frame(&|report, name| report.peers[0].transport = Some(name))),
+        ("set", frame(&|report, name| report.sets[0].name = name)),
+        ("pool", frame(&|report, name| report.pools[0].name = name)),
     ]
 }
 

@@ -1,19 +1,20 @@
 //! Values of every kind, for properties.
 
-use std::{num::NonZeroU64, sync::Arc};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 use tensorwire_protocol::{
     BufferRequest, Buffers, CallTerms, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse,
     Metadata, Mode, Note, OfferedArguments, PageWrite, Parameters, RequestIndex, ResultSlot, Scope,
     SetContent, Shape, Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite,
-    Validation, VersionNotice, Want, Wanted,
+    Validation, VersionNotice, Waiting, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         NOTE_BYTES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX,
         RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
         STATUS_MESSAGE_BYTES_MAX, SUBSCRIPTION_VALUES_MAX, TENSOR_BYTES_MAX, WIRE_VERSION,
     },
+    report::{PeerReport, PoolReport, SetReport, Traffic, WorkerReport},
     text::escaped,
     wire::{
         self,
@@ -316,6 +317,92 @@ pub(crate) fn list() -> impl Strategy<Value = ControlFrame> {
     ]
 }
 
+fn traffic() -> impl Strategy<Value = Traffic> {
+    proptest::array::uniform8(any::<u64>()).prop_map(|numbers| {
+        let mut traffic = Traffic::default();
+        [
+            &mut traffic.values_received,
+            &mut traffic.bytes_received,
+            &mut traffic.values_sent,
+            &mut traffic.bytes_sent,
+            &mut traffic.errors,
+            &mut traffic.connects,
+            &mut traffic.reconnects,
+            &mut traffic.losses,
+        ]
+        .into_iter()
+        .zip(numbers)
+        .for_each(|(field, number)| *field = number);
+        traffic
+    })
+}
+
+fn waiting() -> impl Strategy<Value = Waiting> {
+    (any::<u64>(), any::<Option<u64>>()).prop_map(|(requests, oldest)| {
+        let mut waiting = Waiting::default();
+        (waiting.requests, waiting.oldest) = (requests, oldest);
+        waiting
+    })
+}
+
+fn peer_report() -> impl Strategy<Value = PeerReport> {
+    let texts = (text(256), proptest::option::of(text(256)), proptest::option::of(text(64)));
+    let stalled = proptest::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    (texts, traffic(), waiting(), waiting(), stalled).prop_map(
+        |((name, address, transport), traffic, waiting_at_peer, waiting_here, stalled)| {
+            let mut peer = PeerReport::default();
+            (peer.name, peer.address, peer.transport) = (name, address, transport);
+            (peer.traffic, peer.stalled) = (traffic, stalled);
+            (peer.waiting_at_peer, peer.waiting_here) = (waiting_at_peer, waiting_here);
+            peer
+        },
+    )
+}
+
+fn set_report() -> impl Strategy<Value = SetReport> {
+    (text(NAME_BYTES_MAX), any::<[u64; 3]>()).prop_map(|(name, [version, tensors, bytes])| {
+        let mut set = SetReport::default();
+        (set.name, set.version, set.tensors, set.bytes) = (name, version, tensors, bytes);
+        set
+    })
+}
+
+fn pool_report() -> impl Strategy<Value = PoolReport> {
+    (text(64), any::<[u64; 5]>()).prop_map(|(name, numbers)| {
+        let mut pool = PoolReport::default();
+        pool.name = name;
+        [pool.block_bytes, pool.used_bytes, pool.leaked_bytes, pool.retired_bytes, pool.waiting] = numbers;
+        pool
+    })
+}
+
+pub(crate) fn report() -> impl Strategy<Value = WorkerReport> {
+    let own = (text(256), text(256), any::<u64>(), text(64), any::<u64>());
+    let all = (proptest::option::of(traffic()), any::<Option<u64>>(), any::<[u64; 2]>());
+    let several = (
+        proptest::collection::vec(peer_report(), 0..4),
+        proptest::collection::vec(set_report(), 0..4),
+        proptest::collection::vec(pool_report(), 0..4),
+    );
+    (own, all, several).prop_map(|(own, (total, sessions, left_out), (peers, sets, pools))| {
+        let mut report = WorkerReport::default();
+        let clock;
+        (report.name, report.address, report.incarnation, report.version, clock) = own;
+        (report.clock, report.total, report.sessions) = (Duration::from_nanos(clock), total, sessions);
+        [report.peers_left_out, report.sets_left_out] = left_out;
+        (report.peers, report.sets, report.pools) = (peers, sets, pools);
+        report
+    })
+}
+
+fn report_frame() -> impl Strategy<Value = ControlFrame> {
+    prop_oneof![
+        any::<u32>().prop_map(|request| ControlFrame::ReportRequest { request }),
+        (any::<u32>(), report())
+            .prop_map(|(request, report)| ControlFrame::ReportResponse { request, report: Box::new(report) }),
+    ]
+}
+
 pub(crate) fn store() -> impl Strategy<Value = ControlFrame> {
     let body = || proptest::collection::vec(any::<u8>(), 0..100);
     prop_oneof![
@@ -333,6 +420,7 @@ pub(crate) fn control_frame() -> impl Strategy<Value = ControlFrame> {
         connect(ControlFrame::Connected),
         connect(|offer| ControlFrame::Standby { replaces: 7, offer }),
         list(),
+        report_frame(),
         store(),
         (any::<u32>(), status())
             .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),

@@ -1,6 +1,9 @@
 //! The encoding of control frames: a kind, and the fields in the order of the frame's type.
 
-use super::{Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer};
+use super::{
+    Connect, ControlFrame, FabricOffer, ListEntry, RegionRecord, RingOffer,
+    report::{read_report, write_report},
+};
 use crate::{
     Validation,
     credit::{Mode, Parameters},
@@ -34,6 +37,8 @@ const STORE_RESPONSE: u8 = 17;
 const STORE_CANCEL: u8 = 18;
 const STANDBY: u8 = 19;
 const RETIRED: u8 = 20;
+const REPORT_REQUEST: u8 = 21;
+const REPORT_RESPONSE: u8 = 22;
 
 const REGION_BYTES: usize = 28;
 const LIST_ENTRY_BYTES_MIN: usize = 23;
@@ -111,6 +116,12 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             entries.iter().for_each(|entry| write_entry(writer, entry));
             writer.u8((*more).into());
         }
+        ControlFrame::ReportRequest { request } => write_number(writer, REPORT_REQUEST, *request),
+        ControlFrame::ReportResponse { request, report } => {
+            writer.u8(REPORT_RESPONSE);
+            writer.u32(*request);
+            write_report(writer, report);
+        }
         ControlFrame::StoreRequest { request, body } => {
             writer.u8(STORE_REQUEST);
             writer.u32(*request);
@@ -121,10 +132,7 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             writer.u32(*request);
             writer.option(body.as_deref(), Writer::raw);
         }
-        ControlFrame::StoreCancel { request } => {
-            writer.u8(STORE_CANCEL);
-            writer.u32(*request);
-        }
+        ControlFrame::StoreCancel { request } => write_number(writer, STORE_CANCEL, *request),
         ControlFrame::Ping { nonce } => {
             writer.u8(PING);
             writer.u64(*nonce);
@@ -133,10 +141,7 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             writer.u8(PONG);
             writer.u64(*nonce);
         }
-        ControlFrame::Retired { connection } => {
-            writer.u8(RETIRED);
-            writer.u32(*connection);
-        }
+        ControlFrame::Retired { connection } => write_number(writer, RETIRED, *connection),
         ControlFrame::Disconnected { connection, status } => {
             writer.u8(DISCONNECTED);
             writer.u32(*connection);
@@ -231,6 +236,11 @@ fn read_region(reader: &mut Reader<'_>) -> Result<RegionRecord, WireError> {
     })
 }
 
+fn write_number(writer: &mut Writer<'_>, kind: u8, number: u32) {
+    writer.u8(kind);
+    writer.u32(number);
+}
+
 fn write_pair(writer: &mut Writer<'_>, kind: u8, connection: u32, region: u32) {
     writer.u8(kind);
     writer.u32(connection);
@@ -310,6 +320,11 @@ pub(super) fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireEr
             let entries = (0..count).map(|_| read_entry(reader)).collect::<Result<_, _>>()?;
             ControlFrame::ListResponse { request, entries, more: reader.flag("more")? }
         }
+        REPORT_REQUEST => ControlFrame::ReportRequest { request: reader.u32("request")? },
+        REPORT_RESPONSE => ControlFrame::ReportResponse {
+            request: reader.u32("request")?,
+            report: Box::new(read_report(reader)?),
+        },
         STORE_REQUEST => {
             ControlFrame::StoreRequest { request: reader.u32("request")?, body: reader.rest("body").to_vec() }
         }

@@ -1,6 +1,7 @@
 //! Frames of the control plane: greeting, connections, regions, lists, requests to a store, and liveness.
 
 mod encoding;
+mod report;
 
 use std::fmt;
 
@@ -8,7 +9,7 @@ use encoding::{read_frame, write_entry, write_frame};
 
 use super::{FRAME_BYTES_MIN, WireError, codec::frame, frame_length, open_frame};
 pub use crate::credit::Parameters;
-use crate::{Destination, Metadata, Status, limits::CONTROL_FRAME_BYTES_MAX};
+use crate::{Destination, Metadata, Status, limits::CONTROL_FRAME_BYTES_MAX, report::WorkerReport};
 
 /// One fabric that a worker can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,6 +205,18 @@ pub enum ControlFrame {
         /// Whether there are further ones.
         more: bool,
     },
+    /// Asks for a report of the peer.
+    ReportRequest {
+        /// Chosen by the asking side.
+        request: u32,
+    },
+    /// A report of the sender.
+    ReportResponse {
+        /// The number of the `ReportRequest`.
+        request: u32,
+        /// Boxed, because it is several times as large as all other frames.
+        report: Box<WorkerReport>,
+    },
     /// A request to the store that the peer serves.
     StoreRequest {
         /// Chosen by the asking side.
@@ -295,6 +308,15 @@ impl fmt::Debug for ControlFrame {
             }
             Self::ListResponse { request, entries, more } => {
                 write!(f, "ListResponse({request}, {} entries, more {more})", entries.len())
+            }
+            Self::ReportRequest { request } => write!(f, "ReportRequest({request})"),
+            Self::ReportResponse { request, report } => {
+                write!(
+                    f,
+                    "ReportResponse({request}, {} peers, {} sets)",
+                    report.peers.len(),
+                    report.sets.len()
+                )
             }
             Self::StoreRequest { request, .. } => write!(f, "StoreRequest({request})"),
             Self::StoreResponse { request, .. } => write!(f, "StoreResponse({request})"),
