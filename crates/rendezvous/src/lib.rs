@@ -38,6 +38,7 @@ mod error;
 pub mod fuzzing;
 pub mod pages;
 mod peer_memory;
+pub mod report;
 mod session;
 pub mod sets;
 pub mod subscriptions;

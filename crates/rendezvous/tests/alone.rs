@@ -18,6 +18,7 @@ mod costs;
 mod observed;
 mod programs;
 mod receive_into;
+mod report_figures;
 mod secrets_in_logs;
 
 use std::{

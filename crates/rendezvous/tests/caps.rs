@@ -297,6 +297,32 @@ fn e_a_peer_that_asks_for_lists_without_end_loses_its_session() {
     });
 }
 
+#[test]
+fn e_a_peer_that_asks_for_reports_without_end_loses_its_session() {
+    bounded(LIMIT, async {
+        let server = server(8).await;
+        for task in 0..1000 {
+            server.set_address(&format!("/job:{}/replica:0/task:{task}", "x".repeat(100)), "h:1").unwrap();
+        }
+        let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+        let mut session = session(&plane, "/job:rogue/replica:0/task:0", 1, server.address()).await;
+        for request in 0..200 {
+            session.sender.send(ControlFrame::ReportRequest { request }.encode()).await.unwrap();
+        }
+        let (mut reports, mut told) = (0, None);
+        while let Ok(Some(bytes)) = session.receiver.recv().await {
+            match ControlFrame::decode(&bytes).unwrap() {
+                ControlFrame::ReportResponse { .. } => reports += 1,
+                ControlFrame::Goodbye { status } => told = Some(status),
+                _ => {}
+            }
+        }
+        let told = told.expect("a word why").to_string();
+        assert!(told.contains("requests for reports unanswered") && reports < 150, "{reports}, {told}");
+        server.shutdown().await;
+    });
+}
+
 /// Values in huge pages, as far as the system has any, arrive as they are: copied, as a view, and after they were published
 /// again.
 #[cfg(feature = "shm")]

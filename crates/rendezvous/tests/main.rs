@@ -35,6 +35,7 @@ mod outside;
 mod pages;
 mod published;
 mod refused;
+mod report;
 mod sets;
 mod shards;
 mod slices;

@@ -122,6 +122,10 @@ pub use tensorwire_rendezvous::discovery;
 #[doc(inline)]
 pub use tensorwire_rendezvous::pages;
 
+/// Reports: what a worker is doing, for its own program and for peers.
+#[doc(inline)]
+pub use tensorwire_rendezvous::report;
+
 /// Subscriptions: the values that a peer has under one name, each as soon as there is one.
 #[doc(inline)]
 pub use tensorwire_rendezvous::subscriptions;

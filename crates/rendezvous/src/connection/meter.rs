@@ -14,6 +14,7 @@ use tensorwire_fabric::FabricKind;
 use tracing::Span;
 
 use crate::{
+    connection::tally::{PeerTally, add},
     control::name::is_drawn,
     error::{PeerLoss, Transfer, WorkerError},
     log::quota::LogQuota,
@@ -81,6 +82,7 @@ pub(crate) struct Meter {
     transport: &'static str,
     received: Direction,
     sent: Direction,
+    tally: Arc<PeerTally>,
     /// Limits the log lines that peers cause.
     pub(crate) log: Arc<LogQuota>,
 }
@@ -92,16 +94,22 @@ impl fmt::Debug for Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(peer: Arc<str>, kind: FabricKind, log: &Arc<LogQuota>) -> Arc<Self> {
+    pub(crate) fn new(
+        peer: Arc<str>,
+        kind: FabricKind,
+        tally: Arc<PeerTally>,
+        log: &Arc<LogQuota>,
+    ) -> Arc<Self> {
         let transport = kind.name();
         let (received, sent) =
             (Direction::new("received", &peer, transport), Direction::new("sent", &peer, transport));
-        Arc::new(Self { peer, transport, received, sent, log: log.clone() })
+        Arc::new(Self { peer, transport, received, sent, tally, log: log.clone() })
     }
 
     /// Counts a value that is sent to the peer.
     pub(crate) fn sends(&self, bytes: u64) {
         self.sent.count(bytes);
+        self.tally.sent.count(bytes);
         if tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG) {
             Span::current().record("bytes", bytes);
         }
@@ -112,6 +120,7 @@ impl Meter {
         match ended {
             Ok(bytes) => {
                 self.received.count(bytes);
+                self.tally.received.count(bytes);
                 span.record("bytes", bytes);
             }
             Err(error) => self.failed(error),
@@ -119,6 +128,7 @@ impl Meter {
     }
 
     fn failed(&self, error: &WorkerError) {
+        add(&self.tally.errors, 1);
         let (kind, peer) = (kind(error), SharedString::from(self.peer.clone()));
         counter!("tensorwire_errors_total", "kind" => kind, "peer" => peer, "transport" => self.transport)
             .increment(1);
@@ -126,6 +136,8 @@ impl Meter {
 
     /// Counts a new connection; `is_again` if it is not the first with this peer.
     pub(crate) fn connected(&self, is_again: bool, encrypted: bool) {
+        add(&self.tally.connects, 1);
+        add(&self.tally.reconnects, is_again.into());
         let label = || SharedString::from(self.peer.clone());
         counter!("tensorwire_connects_total", "peer" => label(), "transport" => self.transport).increment(1);
         if encrypted {
@@ -143,7 +155,10 @@ impl Meter {
         let (kind, peer) = (loss_kind(why), SharedString::from(self.peer.clone()));
         let name = match why {
             PeerLoss::Goodbye | PeerLoss::ShutDownHere => "tensorwire_closes_total",
-            _ => "tensorwire_losses_total",
+            _ => {
+                add(&self.tally.losses, 1);
+                "tensorwire_losses_total"
+            }
         };
         counter!(name, "kind" => kind, "peer" => peer, "transport" => self.transport).increment(1);
     }

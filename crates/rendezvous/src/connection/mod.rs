@@ -18,6 +18,7 @@ mod sent_pages;
 mod slices;
 mod subscribed_values;
 pub(crate) mod subscribing;
+pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -278,6 +279,12 @@ impl DataConnection {
         format!(
             "the data connection with {peer} over {kind} has stalled: nothing was acknowledged for {time} ms"
         )
+    }
+
+    /// How long the peer's host has acknowledged nothing, if it has not and something waits for it.
+    pub(crate) fn stalled_for(&self) -> Option<Duration> {
+        let time = self.stall.lock().unwrap_or_else(PoisonError::into_inner).time;
+        (time > Duration::ZERO).then_some(time)
     }
 
     /// Describes the path if it has stalled for long enough to be named.

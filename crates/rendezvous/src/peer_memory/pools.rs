@@ -70,6 +70,16 @@ impl Pools {
         })
     }
 
+    /// The pools that all connections share, with their names.
+    pub(crate) fn named(&self) -> [(&'static str, &Pool); 4] {
+        [
+            ("source", &self.source),
+            ("receive", &self.receive),
+            ("ring", &self.ring),
+            ("message", &self.message),
+        ]
+    }
+
     /// A pool for the rings of one connection.
     pub(crate) fn own_ring(&self) -> Result<Pool, MemoryError> {
         let block = self.caps.block_bytes.min(RING_BLOCK_BYTES);

@@ -10,12 +10,15 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tensorwire_fabric::{QueuePairStats, Runtime, timeout};
-use tensorwire_protocol::{Code, Counters, Key, Status};
+use tensorwire_protocol::{Code, Counters, Key, Status, report::Traffic};
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
-    connection::DataConnection,
+    connection::{
+        DataConnection,
+        tally::{PeerTally, Tally},
+    },
     error::{Lost, WorkerError},
     session::Session,
     values::latch::Latch,
@@ -44,6 +47,8 @@ struct PeerRecord {
     /// The key of a value for the peer and that of a value from it, once users have sent and received by name. Other keys differ
     /// from them only in the edge.
     keys: [OnceLock<Key>; 2],
+    /// What its connections have moved, once there was one.
+    tally: OnceLock<Arc<PeerTally>>,
     /// Notified when an attempt of the peer has ended.
     accepted: Notify,
 }
@@ -152,8 +157,8 @@ impl KnownPeer {
 
     fn of(name: &str, state: PeerState) -> Self {
         let (name, state) = (name.to_owned(), Mutex::new(state));
-        let (in_use, keys) = (ArcSwapOption::empty(), Default::default());
-        Self { inner: Arc::new(PeerRecord { name, state, in_use, keys, accepted: Notify::new() }) }
+        let (in_use, keys, tally) = (ArcSwapOption::empty(), Default::default(), OnceLock::new());
+        Self { inner: Arc::new(PeerRecord { name, state, in_use, keys, tally, accepted: Notify::new() }) }
     }
 
     /// The peer's worker name.
@@ -164,6 +169,16 @@ impl KnownPeer {
     /// A key of a value for the peer, and one of a value from it, once there are some.
     pub(crate) fn keys(&self) -> &[OnceLock<Key>; 2] {
         &self.inner.keys
+    }
+
+    /// The counts of its connections. `forgotten` gets them when the peer is forgotten.
+    pub(crate) fn tally(&self, forgotten: &Arc<Tally>) -> Arc<PeerTally> {
+        self.inner.tally.get_or_init(|| PeerTally::new(forgotten)).clone()
+    }
+
+    /// What its connections have moved.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.inner.tally.get().map(|tally| tally.traffic()).unwrap_or_default()
     }
 
     /// The address at which it was dialled, or on which it announced that it listens.

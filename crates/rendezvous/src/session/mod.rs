@@ -4,6 +4,7 @@ pub(crate) mod counts;
 pub(crate) mod known_peer;
 pub(crate) mod node;
 pub(crate) mod peers;
+mod report;
 pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,6 +22,7 @@ use std::{
 use tensorwire_protocol::{
     Code, Status,
     limits::REGIONS_MAX,
+    report::WorkerReport,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, watch};
@@ -47,7 +49,7 @@ pub(crate) struct ListPage {
 /// independently.
 const ACCEPTED: u32 = 1 << 31;
 
-/// Maximum number of unanswered list requests on one session, in each direction.
+/// Maximum number of unanswered requests for lists and reports on one session, in each direction.
 const LISTS_MAX: usize = 64;
 
 /// An authenticated control session.
@@ -80,6 +82,8 @@ struct SessionState {
     connections: BTreeMap<u32, OpenConnection>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
+    /// Unanswered requests for a report of the peer.
+    reports: BTreeMap<u32, oneshot::Sender<WorkerReport>>,
     /// Unanswered pings whose answers a task waits for, by their numbers.
     pings: BTreeMap<u64, oneshot::Sender<()>>,
     /// Unanswered requests to the peer's store.
@@ -480,11 +484,14 @@ impl Session {
         Ok((number, page))
     }
 
-    /// Counts a list request of the peer. Fails if the peer has too many unanswered ones.
+    /// Counts a request of the peer for a list or a report. Fails if the peer has too many unanswered ones.
     pub(crate) fn begin_list(&self) -> Result<OwnedSemaphorePermit, Lost> {
         let room = self.lists_served.clone().try_acquire_owned();
         room.map_err(|_| {
-            Lost::misbehaved(format!("the peer has more than {LISTS_MAX} list requests unanswered"))
+            let detail = format!(
+                "the peer has more than {LISTS_MAX} list requests or requests for reports unanswered"
+            );
+            Lost::misbehaved(detail)
         })
     }
 
@@ -518,6 +525,7 @@ impl Session {
             let mut state = self.lock();
             state.connects.clear();
             state.lists.clear();
+            state.reports.clear();
             state.pings.clear();
             state.asked.clear();
             state.waits.clear();

@@ -33,13 +33,7 @@ impl Worker {
     /// that would wake an idle process. Transfers are counted as they happen.
     pub fn record_metrics(&self) {
         let node = &self.node;
-        let pools = [
-            ("source", &node.pools().source),
-            ("receive", &node.pools().receive),
-            ("ring", &node.pools().ring),
-            ("message", &node.pools().message),
-        ];
-        pools.into_iter().for_each(|(name, pool)| record_pool(node.name(), name, pool));
+        node.pools().named().into_iter().for_each(|(name, pool)| record_pool(node.name(), name, pool));
         let peers = self.peers();
         let connected = peers.iter().filter(|peer| peer.transport.is_some()).count();
         let worker = || node.name().to_owned();

@@ -26,6 +26,16 @@ impl Peer {
     pub fn list(&self) -> List<'_> {
         List::new(self)
     }
+
+    /// The error of `transfer`, whose session has ended.
+    pub(crate) fn lost_session(&self, session: &Session, transfer: Box<TransferName>) -> WorkerError {
+        let Lost { loss, detail } = session.lost();
+        if loss == PeerLoss::NameTaken {
+            return WorkerError::NameTaken { name: self.worker.name().to_owned(), detail };
+        }
+        let address = session.whereabouts();
+        WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
+    }
 }
 
 /// A request for the list of a peer's published tensors, made by [`Peer::list`]. Nothing is sent until it is awaited.
@@ -97,12 +107,7 @@ impl<'a> List<'a> {
     }
 
     fn lost(&self, session: &Session) -> WorkerError {
-        let Lost { loss, detail } = session.lost();
-        if loss == PeerLoss::NameTaken {
-            return WorkerError::NameTaken { name: self.peer.worker.name().to_owned(), detail };
-        }
-        let (transfer, address) = (list_of(&session.peer.worker), session.whereabouts());
-        WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
+        self.peer.lost_session(session, list_of(&session.peer.worker))
     }
 }
 

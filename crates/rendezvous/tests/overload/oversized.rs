@@ -13,8 +13,9 @@ use tensorwire_protocol::{
     Code, DataType, Destination, Metadata, Parameters, Shape, Status,
     limits::{
         CONNECTION_DATA_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LIST_ENTRIES_MAX, NAME_BYTES_MAX, REGIONS_MAX,
-        SLOT_BYTES,
+        REPORT_PEERS_MAX, SLOT_BYTES,
     },
+    report::{PeerReport, WorkerReport},
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
 use tensorwire_rendezvous::control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake};
@@ -65,6 +66,13 @@ fn connect(data: usize, regions: usize) -> ControlFrame {
     })
 }
 
+/// A report with so many peers.
+fn report(peers: usize) -> ControlFrame {
+    let mut report = Box::<WorkerReport>::default();
+    report.peers = vec![PeerReport::default(); peers];
+    ControlFrame::ReportResponse { request: 7, report }
+}
+
 fn fields() -> Vec<Field> {
     let long = || "n".repeat(LONG);
     let entry = |name: String, rank: usize| {
@@ -84,6 +92,7 @@ fn fields() -> Vec<Field> {
         ),
         frame_with("name", &list(vec![entry(long(), 1)]), 2, NAME_BYTES_MAX),
         frame_with("entries", &list(vec![entry("n".into(), 1); LONG]), 4, LIST_ENTRIES_MAX),
+        frame_with("peers", &report(LONG), 4, REPORT_PEERS_MAX),
         frame_with("message", &goodbye(Status::new(Code::Internal, long())), 2, 2048),
     ];
     for field in &fields.iter().map(|field| field.frame.clone()).collect::<Vec<_>>() {

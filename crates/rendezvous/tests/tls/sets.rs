@@ -38,6 +38,10 @@ fn e_only_the_readers_of_a_set_read_it() {
             others.peer().list_sets().await.unwrap().is_empty()
                 && own.peer().list_sets().await.unwrap().len() == 1
         );
+        assert!(
+            others.peer().report().await.unwrap().sets.is_empty()
+                && own.peer().report().await.unwrap().sets.len() == 1
+        );
         assert!(is_denied(&waiting.next().await.unwrap().unwrap_err()));
         assert!(is_denied(&others.follow(Policy::Latest).next().await.unwrap().unwrap_err()));
         commit(2).await;

@@ -44,6 +44,7 @@ pub(super) const CASES: [&str; 31] = [
     "recv_outputs",
     "recv_timeout",
     "recv_with",
+    "report",
     "follow_shards",
     "shutdown",
     "start",
@@ -295,6 +296,16 @@ fn s3_a_list_given_up_leaves_nothing_behind() {
         polled(polls, two.peer.list().into_future())
             .await
             .map(|list| assert_eq!(list.unwrap().len(), 1))
+            .is_some()
+    });
+}
+
+#[test]
+fn s3_a_report_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("report", &async |two, polls| {
+        polled(polls, two.peer.report())
+            .await
+            .map(|report| assert_eq!(report.unwrap().name, two.server.name()))
             .is_some()
     });
 }

@@ -268,9 +268,12 @@ async fn flood(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
             }
         }
         1 => {
-            talk.stage().did("floods with requests for lists");
+            talk.stage().did("floods with requests for lists and reports");
             for request in 0..80 {
-                let frame = ControlFrame::ListRequest { request, after: None, with_checksums: true };
+                let frame = match request % 2 {
+                    0 => ControlFrame::ListRequest { request, after: None, with_checksums: true },
+                    _ => ControlFrame::ReportRequest { request },
+                };
                 talk.frame(frame.encode()).await;
             }
         }

@@ -19,7 +19,8 @@ use tensorwire_protocol::{
 
 use crate::{
     connection::{
-        DataConnection, REASON, fabric_channel::FabricChannel, mailbox::Mailbox, meter::Meter, pieces::Pieces,
+        DataConnection, REASON, fabric_channel::FabricChannel, mailbox::Mailbox, meter::Meter,
+        pieces::Pieces, tally::PeerTally,
     },
     control::ControlError,
     error::{Lost, PeerLoss, WorkerError},
@@ -416,7 +417,11 @@ impl Node {
         let pool = self.settings.pools.receive.clone();
         let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
         let parameters = (self.settings.parameters, other.parameters);
-        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
+        let tally = match self.known_peer(&session.peer.worker) {
+            Some(peer) => peer.tally(&self.forgotten),
+            None => PeerTally::new(&self.forgotten),
+        };
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, tally, &self.log);
         let peer = (&session.peer, session.whereabouts());
         let (Some(own), Some(own_slots)) = (ring.take(), slots.take()) else {
             return Err(could_not_connect(fabric.kind, "the own ring was taken already"));

@@ -3,6 +3,7 @@
 pub(crate) mod connection_setup;
 mod liveness;
 mod replacement;
+mod report;
 mod serve;
 pub(crate) mod session_setup;
 
@@ -19,7 +20,7 @@ use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::{Notify, futures::Notified, watch};
 
 use crate::{
-    connection::meter::Labels,
+    connection::{meter::Labels, tally::Tally},
     control::{
         ControlPlane, Secret,
         cluster::{ClusterSpec, normalise},
@@ -29,7 +30,7 @@ use crate::{
     },
     error::WorkerError,
     log::quota::LogQuota,
-    peer_memory::{enclosure::LocalFabric, pools::Pools},
+    peer_memory::{enclosure::LocalFabric, pools::Pools, trust::Trust},
     session::{
         Session,
         counts::{Full, SessionCaps, SessionCounter},
@@ -62,6 +63,7 @@ pub(crate) struct NodeSettings {
     /// Fabrics that cannot be used on this host, with the reasons.
     pub(crate) unavailable: Vec<(FabricKind, String)>,
     pub(crate) pools: Pools,
+    pub(crate) trust: Trust,
     pub(crate) values: SharedValues,
     pub(crate) parameters: Parameters,
     pub(crate) connect_limit: Duration,
@@ -79,6 +81,8 @@ pub(crate) struct Node {
     met: Notify,
     closing: watch::Sender<bool>,
     labels: Labels,
+    /// What the connections of peers moved that this worker has forgotten.
+    forgotten: Arc<Tally>,
     /// Limits the log lines that peers cause.
     log: Arc<LogQuota>,
     /// The sessions in use.
@@ -97,6 +101,7 @@ impl Node {
             met: Notify::new(),
             closing: watch::Sender::new(false),
             labels: Labels::default(),
+            forgotten: Arc::default(),
             log,
             sessions: SessionCounter::new(sessions),
             store: Mutex::default(),

@@ -167,6 +167,8 @@ impl Node {
             ControlFrame::ListResponse { request, entries, more } => {
                 session.give_list(request, ListPage { entries, more });
             }
+            ControlFrame::ReportRequest { request } => self.answer_report(session, request)?,
+            ControlFrame::ReportResponse { request, report } => session.give_report(request, *report),
             ControlFrame::StoreRequest { request, body } => {
                 return session
                     .serve_store(self.store(), (request, body), &*self.settings.control_runtime)

@@ -71,6 +71,7 @@ impl WorkerBuilder {
             fabrics,
             unavailable,
             pools,
+            trust: self.trust,
             values,
             parameters: self.flow.parameters(self.validation),
             connect_limit: self.limit.min(DIAL_MAX),
