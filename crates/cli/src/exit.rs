@@ -31,7 +31,7 @@ pub(crate) enum Exit {
 
 /// All exit codes and their meanings, as `--help` and the book list them.
 const TABLE: [(&str, &str); 9] = [
-    ("0", "success, also if Ctrl-C or SIGTERM ended a server or a follower"),
+    ("0", "success, also if Ctrl-C or SIGTERM ended a server, a follower or `top`"),
     ("1", "another failure; `devices`, `doctor`: what is needed cannot be used"),
     ("2", "wrong usage: command line, environment variable, configuration file"),
     ("3", "not found: a file, or a tensor on the server"),

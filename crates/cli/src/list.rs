@@ -5,7 +5,7 @@ use serde::Serialize;
 use tensorwire::{Published, Worker, sets::ListedSet};
 use tensorwire_protocol::text::escaped;
 
-use crate::{arguments::List, console::document, failure::Failure, print};
+use crate::{arguments::List, console::document, failure::Failure, print, table::table};
 
 /// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
@@ -73,7 +73,7 @@ fn text(listed: &[Published], sets: &[ListedSet]) -> String {
             version.number().to_string(),
         ]
     });
-    let mut text = table(["tensor", "type", "shape", "bytes", "version"], rows.collect());
+    let mut text = table(3, ["tensor", "type", "shape", "bytes", "version"], rows.collect());
     if !sets.is_empty() {
         let rows = sets.iter().map(|ListedSet { name, version, tensors, bytes, .. }| {
             [
@@ -84,38 +84,7 @@ fn text(listed: &[Published], sets: &[ListedSet]) -> String {
             ]
         });
         text.push('\n');
-        text += &table(["set", "tensors", "bytes", "version"], rows.collect());
+        text += &table(2, ["set", "tensors", "bytes", "version"], rows.collect());
     }
     text
-}
-
-/// Rows below a head, in columns. The last two are numbers, and end at the same place.
-fn table<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
-    let mut all = vec![head.map(str::to_owned)];
-    all.extend(rows);
-    let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut text = String::new();
-    for row in &all {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column + 2 < N { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        text += &cells.collect::<Vec<_>>().join("  ");
-        text.push('\n');
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::table;
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = vec![
-            ["größe".to_owned(), "u8".to_owned(), "1".to_owned()],
-            ["b".to_owned(), "bool".to_owned(), "22".to_owned()],
-        ];
-        assert_eq!(table(["name", "type", "x"], rows), "name   type   x\ngröße    u8   1\nb      bool  22\n");
-    }
 }

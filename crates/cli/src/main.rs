@@ -1,5 +1,5 @@
-//! The `tensorwire` command: serves the tensors of safetensors files, pulls and follows them, lists them, measures the speed, lists
-//! RDMA devices, and checks whether they can be used. It also prints its manual pages and the completions of shells.
+//! The `tensorwire` command: serves the tensors of safetensors files, pulls and follows them, lists them, shows what a worker does, measures
+//! the speed, lists RDMA devices, and checks whether they can be used. It also prints its manual pages and the completions of shells.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -35,7 +35,9 @@ mod signals;
 mod sink;
 mod size;
 mod source;
+mod table;
 mod tls;
+mod top;
 mod watch;
 
 use std::{
@@ -93,6 +95,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Serve(serve) => serve::serve(serve).await?,
             Command::Pull(pull) => pull::pull(pull).await?,
             Command::List(list) => list::list(list).await?,
+            Command::Top(arguments) => top::top(arguments).await?,
             Command::Bench(arguments) => bench::bench(arguments).await?,
             Command::Completions(arguments) => manual::completions(arguments)?,
             Command::Man(arguments) => manual::man(arguments)?,
@@ -103,10 +106,16 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 
 /// Writes to standard output. A reader that closes its pipe is no failure.
 fn print(text: &str) -> Result<(), Failure> {
+    print_to_reader(text).map(drop)
+}
+
+/// As [`print`]. Returns whether the reader is still there.
+fn print_to_reader(text: &str) -> Result<bool, Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::Print(error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::Print(error)),
     }
 }
 

@@ -31,7 +31,7 @@ fn what_is_not_there_ends_with_3() {
 
 #[test]
 fn a_server_that_does_not_answer_ends_every_client_with_4() {
-    for command in ["pull", "list", "bench"] {
+    for command in ["pull", "list", "top", "bench"] {
         fail_with(4, &[command, "127.0.0.1:1"]);
     }
 }
@@ -77,7 +77,7 @@ fn what_is_damaged_ends_with_7() {
 
 #[test]
 fn every_help_has_the_exit_codes_or_names_the_help_that_has_them() {
-    for command in ["serve", "pull", "list", "bench", "devices", "doctor"] {
+    for command in ["serve", "pull", "list", "top", "bench", "devices", "doctor"] {
         let help = succeed(&[command, "--help"]);
         assert!(help.contains("Exit status:"), "{help}");
         assert!(help.contains("\n  7      damaged") || help.contains("`tensorwire --help`"), "{help}");

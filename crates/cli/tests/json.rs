@@ -27,7 +27,7 @@ fn event(lines: &Lines, name: &str) -> Value {
 }
 
 /// Checks that the book names every field of `value`.
-fn assert_documented(value: &Value) {
+pub(crate) fn assert_documented(value: &Value) {
     match value {
         Value::Object(object) => {
             for (name, value) in object {

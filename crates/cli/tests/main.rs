@@ -29,4 +29,5 @@ mod settings;
 mod surroundings;
 #[cfg(feature = "test-certificates")]
 mod tls;
+mod top;
 mod unmapped;

@@ -8,7 +8,7 @@ use crate::common::{fail_with, finish, names_in, succeed, text};
 fn every_shell_gets_completions_for_every_subcommand() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = succeed(&["completions", shell]);
-        for word in ["serve", "pull", "list", "devices", "doctor", "bench", "no-clobber"] {
+        for word in ["serve", "pull", "list", "top", "devices", "doctor", "bench", "no-clobber"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
@@ -43,7 +43,7 @@ fn the_manual_has_a_page_for_each_subcommand_with_options_variables_and_exit_cod
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("new/man1");
     succeed(&["man", folder.to_str().unwrap()]);
-    let names = ["bench", "completions", "devices", "doctor", "list", "man", "pull", "serve"];
+    let names = ["bench", "completions", "devices", "doctor", "list", "man", "pull", "serve", "top"];
     let mut expected: Vec<String> = names.iter().map(|name| format!("tensorwire-{name}.1")).collect();
     expected.push("tensorwire.1".to_owned());
     assert_eq!(names_in(&folder), expected);

@@ -59,7 +59,7 @@ impl Fifo {
 }
 
 /// The result of `action`; fails if it exceeds the limit of commands.
-fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || done.send(action()));
     ended.recv_timeout(command_max()).unwrap()
@@ -423,7 +423,7 @@ fn a_pull_whose_server_does_not_come_back_ends() {
 }
 
 /// Both ends of a new terminal with 80 columns, the second by its name.
-fn terminal() -> (File, PathBuf) {
+pub(crate) fn terminal() -> (File, PathBuf) {
     let master: OwnedFd = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();

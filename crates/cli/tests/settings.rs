@@ -44,6 +44,7 @@ fn the_help_shows_the_variable_of_each_option() {
         ),
         ("pull", &["PULL_OUTPUT", "PULL_MEMORY", "PULL_RETRY", "PULL_FABRIC", "TRUST", "SECRET_FILE"]),
         ("list", &["JSON", "QUIET", "TLS_CERT"]),
+        ("top", &["TOP_INTERVAL", "TOP_ONCE", "JSON", "QUIET", "LIVENESS", "SECRET_FILE"]),
         ("bench", &["BENCH_OP", "BENCH_SIZE", "BENCH_WAIT", "BENCH_TIME", "BENCH_ITERATIONS", "JSON"]),
         ("doctor", &["DOCTOR_DEVICE", "DOCTOR_POOL", "DOCTOR_REQUIRE", "JSON"]),
         ("devices", &["JSON", "QUIET"]),

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Pull(Pull),
     /// List the tensors that a worker has published.
     List(List),
+    /// Show what a running worker does: its peers, rates, sets and memory, again each second until Ctrl-C.
+    Top(Top),
     /// List the RDMA devices, their ports and addresses, and which one Tensorwire would use.
     Devices(Devices),
     /// Check which fabrics can be used here, RDMA above all, and if not, why and what to do.
@@ -156,6 +158,25 @@ pub(crate) struct List {
     /// Address of the worker, for instance the one that `tensorwire serve` printed.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
     pub(crate) address: String,
+    #[command(flatten)]
+    pub(crate) peering: Peering,
+    #[command(flatten)]
+    pub(crate) console: Console,
+}
+
+/// `tensorwire top`.
+#[derive(Debug, Args)]
+#[command(after_help = exit::help())]
+pub(crate) struct Top {
+    /// Address of the worker, for instance the one that `tensorwire serve` printed.
+    #[arg(value_name = "HOST:PORT", value_parser = address)]
+    pub(crate) address: String,
+    /// Time between two views, from 0.1 on. Rates are those of this time.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub(crate) interval: Duration,
+    /// Print one view, with the rates of one interval, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
     #[command(flatten)]
     pub(crate) peering: Peering,
     #[command(flatten)]
@@ -398,6 +419,14 @@ fn address(text: &str) -> Result<String, String> {
     let example = "for instance 127.0.0.1:4242 or [::1]:4242";
     let checked = tensorwire::settings::host_and_port(text).map(|_| text.to_owned());
     checked.map_err(|problem| format!("an address has the form HOST:PORT, {example}: {problem}"))
+}
+
+/// A time between two views.
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "give seconds from 0.1 to 86400, for instance 2 or 0.5".to_owned())
 }
 
 fn memory_bytes(text: &str) -> Result<u64, String> {

@@ -15,6 +15,7 @@ use tensorwire::{Tensor, Worker, fabric::TokioRuntime};
 use tensorwire_protocol::{
     Code, DataType, Metadata, Shape, Status,
     limits::WIRE_VERSION,
+    report::{PeerReport, SetReport, WorkerReport},
     text::is_active,
     wire::control::{ControlFrame, ListEntry},
 };
@@ -71,6 +72,20 @@ fn list(name: &str, request: u32) -> ControlFrame {
     ControlFrame::ListResponse { request, entries: vec![entry], more: false }
 }
 
+/// A report with an active name in the field that `deed` names.
+fn report(deed: &str, request: u32) -> ControlFrame {
+    let (mut report, mut peer, mut set) =
+        (Box::<WorkerReport>::default(), PeerReport::default(), SetReport::default());
+    match deed {
+        "peer" => peer.name = ACTIVE.to_owned(),
+        "transport" => peer.transport = Some(ACTIVE.to_owned()),
+        "set" => set.name = ACTIVE.to_owned(),
+        _ => report.version = ACTIVE.to_owned(),
+    }
+    (report.peers, report.sets) = (vec![peer], vec![set]);
+    ControlFrame::ReportResponse { request, report }
+}
+
 /// Serves one session, and does `deed` in it.
 async fn be_hostile(plane: GrpcPlane, deed: &str) {
     let runtime = TokioRuntime::current().unwrap();
@@ -86,6 +101,7 @@ async fn be_hostile(plane: GrpcPlane, deed: &str) {
     while let Ok(Some(bytes)) = receiver.recv().await {
         let answer = match ControlFrame::decode(&bytes) {
             Ok(ControlFrame::ListRequest { request, .. }) if deed == "name" => list(ACTIVE, request),
+            Ok(ControlFrame::ReportRequest { request }) => report(deed, request),
             Ok(ControlFrame::ListRequest { request, .. }) if deed == "refused" => list("w", request),
             // As an answer: a puller that has sent no request yet would connect again instead, in vain.
             Ok(ControlFrame::ListRequest { .. }) if deed == "goodbye" => {
@@ -100,6 +116,27 @@ async fn be_hostile(plane: GrpcPlane, deed: &str) {
         let _ = sender.send(answer.encode()).await;
     }
     plane.close().await;
+}
+
+#[test]
+fn s5_nothing_that_a_worker_reports_acts_on_the_terminal_of_top() {
+    for deed in ["peer", "transport", "set", "version"] {
+        bounded(async {
+            let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
+            let address = plane.local_address();
+            let top = tokio::task::spawn_blocking(move || {
+                let mut top = tensorwire(&["top", &address, "--once", "--interval", "0.1"]);
+                top.env("RUST_LOG", "tensorwire=trace,warn");
+                finish(top, LIMIT)
+            });
+            let (output, ()) = futures::future::join(top, be_hostile(plane, deed)).await;
+            let output = output.unwrap();
+            assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(4), true), "{output:?}");
+            let shown = String::from_utf8(output.stderr).unwrap();
+            assert_harmless(deed, &shown);
+            assert!(shown.contains(SHOWN) && shown.contains(deed), "{deed}: {shown}");
+        });
+    }
 }
 
 #[test]
