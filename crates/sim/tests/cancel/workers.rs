@@ -16,7 +16,7 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 31] = [
+pub(super) const CASES: [&str; 32] = [
     "commit",
     "connect",
     "discover",
