@@ -49,6 +49,8 @@
 //! # Versions
 //! Version 0.8 of this crate works with axum 0.8.
 
+#![forbid(unsafe_code)]
+
 mod drain;
 mod metrics;
 mod readiness;
