@@ -31,7 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let answer = move || async move { version.borrow().to_string() };
-    let service = Router::new().route("/version", get(answer)).merge(operations(&worker, &metrics, &readiness));
+    let service =
+        Router::new().route("/version", get(answer)).merge(operations(&worker, &metrics, &readiness));
     let listener = TcpListener::bind("127.0.0.1:8080").await?;
     println!("http://{}", listener.local_addr()?);
     serve(listener, service, &worker, &readiness, Duration::from_secs(1)).await?;

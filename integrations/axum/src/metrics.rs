@@ -18,7 +18,9 @@ pub struct Metrics {
 #[non_exhaustive]
 pub enum InstallError {
     /// The process has one already.
-    #[error("the recorder of metrics cannot be installed: {0}; if the program installs one, pass its handle to Metrics::of")]
+    #[error(
+        "the recorder of metrics cannot be installed: {0}; if the program installs one, pass its handle to Metrics::of"
+    )]
     Recorder(#[from] BuildError),
 }
 
@@ -30,7 +32,8 @@ impl Metrics {
     /// [`InstallError::Recorder`] if the process has a recorder.
     pub fn install() -> Result<Self, InstallError> {
         let seconds = Matcher::Suffix("_seconds".to_owned());
-        let recorder = PrometheusBuilder::new().set_buckets_for_metric(seconds, &SECONDS)?.install_recorder()?;
+        let recorder =
+            PrometheusBuilder::new().set_buckets_for_metric(seconds, &SECONDS)?.install_recorder()?;
         Ok(Self { recorder })
     }
 

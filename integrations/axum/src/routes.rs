@@ -41,7 +41,8 @@ struct Health {
 /// `GET /metrics`, `/health` and `/ready`, to be merged into the router of a service. They show names and addresses of peers:
 /// where strangers reach the service, serve them at another port, by a router of their own.
 pub fn operations(worker: &Worker, metrics: &Metrics, readiness: &Readiness) -> Router {
-    let operated = Operated { worker: worker.clone(), metrics: metrics.clone(), readiness: readiness.clone() };
+    let operated =
+        Operated { worker: worker.clone(), metrics: metrics.clone(), readiness: readiness.clone() };
     Router::new()
         .route("/metrics", get(show_metrics))
         .route("/health", get(show_health))
@@ -58,7 +59,8 @@ async fn show_health(State(operated): State<Operated>) -> Response {
     // Ends with the worker's shutdown, so one poll says whether there was one.
     let runs = pin!(worker.join()).poll(&mut Context::from_waker(Waker::noop())).is_pending();
     let incarnation = worker.incarnation().to_string();
-    let health = Health { runs, worker: worker.name().to_owned(), address: worker.address().to_owned(), incarnation };
+    let health =
+        Health { runs, worker: worker.name().to_owned(), address: worker.address().to_owned(), incarnation };
     (status(runs), Json(health)).into_response()
 }
 

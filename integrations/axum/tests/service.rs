@@ -46,7 +46,9 @@ async fn served(router: Router) -> io::Result<String> {
 
 /// The value of the line of `page` that begins with `name` and has all `labels`.
 fn value(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
-    let line = page.lines().find(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)))?;
+    let line = page
+        .lines()
+        .find(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 
@@ -72,7 +74,11 @@ async fn metrics_count_what_was_fetched_with_help_units_and_histograms() -> Outc
     assert_eq!(value(&page, "tensorwire_peers_connected{", &peers), Some(1.0), "{page}");
     assert!(page.contains("# HELP tensorwire_bytes_total "), "{page}");
     assert!(page.contains("# TYPE tensorwire_receive_seconds histogram"), "{page}");
-    assert!(value(&page, "tensorwire_receive_seconds_bucket{", &["operation=\"fetch\"", "le=\"+Inf\""]) >= Some(37.0), "{page}");
+    assert!(
+        value(&page, "tensorwire_receive_seconds_bucket{", &["operation=\"fetch\"", "le=\"+Inf\""])
+            >= Some(37.0),
+        "{page}"
+    );
     client.shutdown().await;
     server.shutdown().await;
     Ok(())
@@ -151,7 +157,10 @@ async fn child_of_sigterm_test() -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("address {}", listener.local_addr()?);
     serve(listener, router, &worker, &readiness, Duration::from_millis(50)).await?;
-    println!("the worker is shut down: {}", worker.publish("w", Tensor::from_values(worker.pool(), &[1], &[1u8])?).is_err());
+    println!(
+        "the worker is shut down: {}",
+        worker.publish("w", Tensor::from_values(worker.pool(), &[1], &[1u8])?).is_err()
+    );
     Ok(())
 }
 
