@@ -31,6 +31,14 @@ install_packages() {
     $sudo apt-get update -q && $sudo apt-get install -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends "$@"
 }
 
+# lint_builds: the following builds of the workspace run clippy, too, and its findings are errors. Cargo compares the arguments of clippy
+# with those of the last build, so they are set here and not in the compiler's wrapper.
+lint_builds() {
+    export RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/lib/test-rustc
+    # What `cargo clippy -- -D warnings` passes on.
+    export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+}
+
 # need_tool NAME: installs `cargo NAME`, unless there is one. It is built without optimisation: such a tool runs for seconds, and
 # optimised it takes minutes to build.
 need_tool() {
