@@ -204,7 +204,7 @@ async fn each_tensor_is_copied_once_on_its_way_in_and_once_on_its_way_out() -> O
 
     // A view of the middle is copied from where it is, too.
     let part = allocation_counter::measure(|| {
-        drop(from_candle(worker.pool(), &sent.narrow(0, 10, LENGTH / 2).unwrap_or_else(|_| sent.clone())))
+        drop(from_candle(worker.pool(), &sent.narrow(0, 10, LENGTH / 2).unwrap_or_else(|_| sent.clone())));
     });
     assert!(part.bytes_total < bytes / 16, "{part:?}");
     worker.shutdown().await;
