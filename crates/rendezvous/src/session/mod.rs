@@ -4,10 +4,10 @@ pub(crate) mod counts;
 pub(crate) mod known_peer;
 pub(crate) mod node;
 pub(crate) mod peers;
-mod report;
 pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unanswered;
 
 use std::{
     collections::BTreeMap,
@@ -22,12 +22,11 @@ use std::{
 use tensorwire_protocol::{
     Code, Status,
     limits::REGIONS_MAX,
-    report::WorkerReport,
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, watch};
 
-use self::store::StoreResponse;
+use self::{store::StoreResponse, unanswered::Unanswered};
 use crate::{
     connection::DataConnection,
     control::{Addresses, ControlError, FrameReceiver, FrameSender, dialable, handshake::Introduction},
@@ -81,9 +80,8 @@ struct SessionState {
     next: u32,
     connections: BTreeMap<u32, OpenConnection>,
     connects: BTreeMap<u32, oneshot::Sender<ConnectAnswer>>,
-    lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
-    /// Unanswered requests for a report of the peer.
-    reports: BTreeMap<u32, oneshot::Sender<WorkerReport>>,
+    /// Requests for the peer's list and report.
+    unanswered: BTreeMap<u32, Unanswered>,
     /// Unanswered pings whose answers a task waits for, by their numbers.
     pings: BTreeMap<u64, oneshot::Sender<()>>,
     /// Unanswered requests to the peer's store.
@@ -468,22 +466,6 @@ impl Session {
         }
     }
 
-    /// A number for a list request, and the receiver of the page.
-    pub(crate) fn ask_list(&self) -> Result<(u32, oneshot::Receiver<ListPage>), String> {
-        let (give, page) = oneshot::channel();
-        let mut state = self.lock();
-        if let Some(why) = &state.over {
-            return Err(why.detail.clone());
-        }
-        state.lists.retain(|_, waiting| !waiting.is_closed());
-        if state.lists.len() >= LISTS_MAX {
-            return Err(format!("{LISTS_MAX} list requests to this peer are unanswered"));
-        }
-        let number = self.number(&mut state);
-        state.lists.insert(number, give);
-        Ok((number, page))
-    }
-
     /// Counts a request of the peer for a list or a report. Fails if the peer has too many unanswered ones.
     pub(crate) fn begin_list(&self) -> Result<OwnedSemaphorePermit, Lost> {
         let room = self.lists_served.clone().try_acquire_owned();
@@ -505,13 +487,6 @@ impl Session {
         &self.connections
     }
 
-    /// Stores a page of the peer's list.
-    pub(crate) fn give_list(&self, request: u32, page: ListPage) {
-        if let Some(waiting) = self.lock().lists.remove(&request) {
-            let _ = waiting.send(page);
-        }
-    }
-
     /// Lets the task that serves the session end it, for this reason.
     pub(crate) fn condemn(&self, why: Lost) {
         self.lock().over.get_or_insert(why);
@@ -524,8 +499,7 @@ impl Session {
         let connections = {
             let mut state = self.lock();
             state.connects.clear();
-            state.lists.clear();
-            state.reports.clear();
+            state.unanswered.clear();
             state.pings.clear();
             state.asked.clear();
             state.waits.clear();

@@ -228,10 +228,16 @@ fn s4_lists_are_asked_for_and_served_in_bounded_number() {
     let session = session(true);
     let mut asked: Vec<_> = (0..64).map(|_| session.ask_list().unwrap()).collect();
     assert!(session.ask_list().unwrap_err().starts_with("64 list requests"));
+    assert!(session.ask_report().unwrap_err().starts_with("64 list requests"), "they count together");
     asked.truncate(63);
     let (number, page) = session.ask_list().unwrap();
     session.give_list(number, ListPage { entries: Vec::new(), more: true });
     assert!(page.now_or_never().unwrap().unwrap().more);
+    let (number, mut report) = session.ask_report().unwrap();
+    session.give_list(number, ListPage { entries: Vec::new(), more: true });
+    assert!((&mut report).now_or_never().is_none(), "a page is no report");
+    session.give_report(number, Default::default());
+    assert_eq!(report.now_or_never().unwrap().unwrap(), Default::default());
     let room: Vec<_> = (0..64).map(|_| session.begin_list().unwrap()).collect();
     assert_eq!(session.begin_list().unwrap_err().loss, PeerLoss::Misbehaved);
     drop(room);

@@ -1,40 +1,20 @@
 //! The report of a worker: what it is, its peers, sets and memory.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::cmp::Reverse;
 
 use tensorwire_memory::Pool;
 use tensorwire_protocol::{
     limits::{REPORT_PEERS_MAX, REPORT_SETS_MAX},
     report::{PeerReport, PoolReport, SetReport, Traffic, WorkerReport},
-    wire::control::ControlFrame,
 };
 
 use crate::{
-    error::Lost,
     peer_memory::{pools::Pools, trust::Trust},
-    session::{Session, known_peer::KnownPeer, node::Node},
+    session::{known_peer::KnownPeer, node::Node},
     values::sets::listing::ListedSet,
 };
 
 impl Node {
-    /// Answers the peer's request for a report, in a task of its own. It counts as a request for a list.
-    pub(super) fn answer_report(self: &Arc<Self>, session: &Arc<Session>, request: u32) -> Result<(), Lost> {
-        let room = session.begin_list()?;
-        let (node, session) = (self.clone(), session.clone());
-        let reporting = async move {
-            let _turn = session.list_turn().await;
-            if !session.is_over() {
-                let making = session.connections().listing_turn().await;
-                let report = Box::new(node.report(Some(&session.peer.worker)));
-                drop(making);
-                let _ = session.send(ControlFrame::ReportResponse { request, report }).await;
-            }
-            drop(room);
-        };
-        self.settings.runtime.spawn("report", Box::pin(reporting));
-        Ok(())
-    }
-
     /// The report for the peer `reader`, or for this worker's own program. A peer of a worker that does not trust its peers learns of
     /// no other peer, and not how much they move.
     pub(crate) fn report(&self, reader: Option<&str>) -> WorkerReport {

@@ -216,19 +216,40 @@ impl Node {
         request: u32,
         (after, with_checksums): (Option<String>, bool),
     ) -> Result<(), Lost> {
+        let node = self.clone();
+        self.answer_in_turn(session, async move {
+            let ListPage { entries, more } = node.list_page(after.as_deref(), with_checksums).await;
+            ControlFrame::ListResponse { request, entries, more }
+        })
+    }
+
+    /// Answers the peer's request for a report. It counts as a request for a list.
+    fn answer_report(self: &Arc<Self>, session: &Arc<Session>, request: u32) -> Result<(), Lost> {
+        let (node, reader) = (self.clone(), session.peer.worker.clone());
+        self.answer_in_turn(session, async move {
+            ControlFrame::ReportResponse { request, report: Box::new(node.report(Some(&reader))) }
+        })
+    }
+
+    /// Makes and sends an answer in a task of its own: one at a time for a peer, and one at a time on a session.
+    fn answer_in_turn(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        answer: impl Future<Output = ControlFrame> + Send + 'static,
+    ) -> Result<(), Lost> {
         let room = session.begin_list()?;
-        let (node, session) = (self.clone(), session.clone());
-        let listing = async move {
+        let session = session.clone();
+        let answering = async move {
             let _turn = session.list_turn().await;
             if !session.is_over() {
                 let making = session.connections().listing_turn().await;
-                let ListPage { entries, more } = node.list_page(after.as_deref(), with_checksums).await;
+                let answer = answer.await;
                 drop(making);
-                let _ = session.send(ControlFrame::ListResponse { request, entries, more }).await;
+                let _ = session.send(answer).await;
             }
             drop(room);
         };
-        self.settings.runtime.spawn("list", Box::pin(listing));
+        self.settings.runtime.spawn("list", Box::pin(answering));
         Ok(())
     }
 
