@@ -1,4 +1,4 @@
-//! Reports of workers: what is in them, who learns what, and peers that answer badly.
+//! Reports of workers: their figures, what each reader may see, and peers that break the rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -38,8 +38,10 @@ struct WorkerJson<'a> {
     version: &'a str,
 }
 
+/// The numbers of [`Traffic`].
 #[derive(Debug, Serialize)]
-struct TrafficJson {
+#[serde(remote = "Traffic")]
+struct TrafficNumbers {
     values_received: u64,
     bytes_received: u64,
     values_sent: u64,
@@ -48,25 +50,13 @@ struct TrafficJson {
     connects: u64,
     reconnects: u64,
     losses: u64,
-    rates: Option<Rates>,
 }
 
-impl TrafficJson {
-    fn of(traffic: &Traffic, rates: Option<Rates>) -> Self {
-        let Traffic { values_received, bytes_received, values_sent, bytes_sent, .. } = *traffic;
-        let Traffic { errors, connects, reconnects, losses, .. } = *traffic;
-        Self {
-            values_received,
-            bytes_received,
-            values_sent,
-            bytes_sent,
-            errors,
-            connects,
-            reconnects,
-            losses,
-            rates,
-        }
-    }
+#[derive(Debug, Serialize)]
+struct TrafficJson {
+    #[serde(flatten, with = "TrafficNumbers")]
+    traffic: Traffic,
+    rates: Option<Rates>,
 }
 
 #[derive(Debug, Serialize)]
@@ -90,7 +80,7 @@ impl<'a> PeerJson<'a> {
             name: &peer.name,
             address: peer.address.as_deref(),
             transport: peer.transport.as_deref(),
-            traffic: TrafficJson::of(&peer.traffic, figures.rates),
+            traffic: TrafficJson { traffic: peer.traffic, rates: figures.rates },
             waiting_at_peer: peer.waiting_at_peer.requests,
             waiting_at_peer_seconds: seconds(figures.at_peer),
             waiting_here: peer.waiting_here.requests,
@@ -140,7 +130,7 @@ pub(super) fn line(view: &View) -> Result<String, Failure> {
         clock_seconds: report.clock,
         interval_seconds: interval.as_ref().map(Duration::as_secs_f64),
         sessions: report.sessions,
-        total: report.total.as_ref().map(|traffic| TrafficJson::of(traffic, *total)),
+        total: report.total.map(|traffic| TrafficJson { traffic, rates: *total }),
         peers: report.peers.iter().zip(peers).map(|(peer, figures)| PeerJson::of(peer, figures)).collect(),
         peers_left_out: report.peers_left_out,
         sets: report.sets.iter().map(set).collect(),

@@ -105,12 +105,11 @@ pub enum Discovered {
 /// [`WorkerError::Config`] for a bad name or interval, [`WorkerError::ShutDown`]. The stream ends after an error.
 #[must_use = "nothing is discovered until the stream is polled"]
 pub struct Discovery {
-    /// `None` while `step` has it.
+    /// `None` while `step` has it, and when the stream is over.
     search: Option<Search>,
     step: Option<BoxFuture<'static, (Search, Result<Discovered, WorkerError>)>>,
     /// Returned before anything else.
     problem: Option<WorkerError>,
-    is_over: bool,
 }
 
 impl fmt::Debug for Discovery {
@@ -122,7 +121,7 @@ impl fmt::Debug for Discovery {
 impl Discovery {
     fn new(worker: &Worker, name: &str) -> Self {
         let problem = check_name(name).err();
-        Self { search: Some(Search::new(worker, name, EVERY)), step: None, problem, is_over: false }
+        Self { search: Some(Search::new(worker, name, EVERY)), step: None, problem }
     }
 
     /// The interval between two lookups of the name, at least 10 ms. Default: 5 s. Applies until the stream is polled.
@@ -158,11 +157,8 @@ impl Stream for Discovery {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        if this.is_over {
-            return Poll::Ready(None);
-        }
         if let Some(problem) = this.problem.take() {
-            this.is_over = true;
+            this.search = None;
             return Poll::Ready(Some(Err(problem)));
         }
         if let Some(search) = this.search.take() {
@@ -171,9 +167,8 @@ impl Stream for Discovery {
         let Some(step) = &mut this.step else { return Poll::Ready(None) };
         let Poll::Ready((search, discovered)) = step.poll_unpin(context) else { return Poll::Pending };
         this.step = None;
-        this.is_over = discovered.is_err();
-        // After an error nothing is kept: the search has the worker.
-        this.search = (!this.is_over).then_some(search);
+        // After an error the stream is over, and nothing is kept: the search has the worker.
+        this.search = discovered.is_ok().then_some(search);
         Poll::Ready(Some(discovered))
     }
 }

@@ -159,7 +159,7 @@ fn d_a_worker_that_is_replaced_is_gone_and_found_in_its_next_life_without_waitin
         shut_down([&first]).await;
         assert_eq!(gone(&mut discovery).await.name(), first.name());
         assert!(is(&found_again(&mut discovery).await, &second));
-        // Whoever has held the peer meanwhile reaches the new worker.
+        // A `Peer` that was held meanwhile reaches the new worker.
         assert_eq!((fetch(&peer).await.as_str(), is(&peer, &second)), ("a", true));
 
         // At the same address.
