@@ -20,6 +20,13 @@ step() {
     step_table+=$(printf '%5d s  %-46s %s' "$((SECONDS - begin))" "$name" "$result")$'\n'
 }
 
+# chosen SECONDS NAME COMMAND...: runs a step, if `words` is empty, or if one of them is in its name.
+chosen() {
+    local word
+    [ "${#words[@]}" -gt 0 ] || { step "$@"; return; }
+    for word in "${words[@]}"; do [[ $2 != *"$word"* ]] || { step "$@"; return; }; done
+}
+
 # beside FUNCTION: begins the steps of FUNCTION in the background, where they run while no other process needs the
 # processor. `join_steps` shows their output. Only for steps that build or read, in separate target directories: steps
 # that measure time run alone.
