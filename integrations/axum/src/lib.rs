@@ -3,7 +3,7 @@
 //!
 //! | route | what |
 //! | --- | --- |
-//! | `GET /metrics` | [`Metrics`]: counters, gauges and histograms of all workers of the process, in Prometheus' text format |
+//! | `GET /metrics` | [`Metrics`]: counters and histograms of the process and gauges of the worker, in Prometheus' text format |
 //! | `GET /health` | whether the worker runs: 200, or 503 after its shutdown. For a liveness probe |
 //! | `GET /ready` | [`Readiness`]: 200, or 503 with what is missing. For a readiness probe |
 //!
