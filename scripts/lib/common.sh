@@ -127,4 +127,4 @@ list_ignored_tests() {
 # The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, arrays of other
 # crates, and bugs that do nothing unless a test plants them. scripts/check-stub-build checks the code without TLS.
 # shellcheck disable=SC2034 # used by the scripts that source this
-test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire-book/arrays,$(printf '%s,' tensorwire/{tls,redis,etcd,ndarray,safetensors,dlpack})tensorwire-sim/planted-bugs")
+test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire-book/arrays,$(printf '%s,' tensorwire/{trace,tls,redis,etcd,ndarray,safetensors,dlpack})tensorwire-sim/planted-bugs")

@@ -44,6 +44,7 @@ mod responses;
 pub mod slice;
 pub mod status;
 pub mod text;
+mod trace;
 pub mod validation;
 pub mod wire;
 
@@ -63,5 +64,6 @@ pub use request_index::RequestIndex;
 pub use requests::MetadataCache;
 pub use respond::{Answer, Responded};
 pub use status::{Code, Status};
+pub use trace::TraceContext;
 pub use validation::{Checksums, Damage, UnknownValidation, Validation};
 pub use wire::tensors::TensorList;

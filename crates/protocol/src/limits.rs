@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
 /// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
-pub const WIRE_VERSION: u16 = 9;
+pub const WIRE_VERSION: u16 = 10;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;

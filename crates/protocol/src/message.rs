@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroU64, sync::Arc};
 
 use smallvec::SmallVec;
 
-use crate::{Metadata, RequestIndex, Status};
+use crate::{Metadata, RequestIndex, Status, TraceContext};
 
 /// One execution of the user's program; sends and receives of different steps never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +50,8 @@ pub struct CallTerms {
     pub limit_ms: u32,
     /// The arguments, if the other side is to request them. `None` if they are in the request.
     pub offered: Option<OfferedArguments>,
+    /// The caller's span, which that of the handler continues.
+    pub trace: Option<TraceContext>,
 }
 
 /// Arguments of a call, which are too long for its request.

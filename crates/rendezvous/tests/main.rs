@@ -43,6 +43,8 @@ mod standby;
 mod subscriptions;
 #[cfg(feature = "test-certificates")]
 mod tls;
+#[cfg(feature = "trace")]
+mod traces;
 mod trust;
 mod validation;
 mod view;

@@ -1,5 +1,5 @@
 //! What an [axum](https://docs.rs/axum) service needs around Tensorwire's workers: metrics for Prometheus, probes that
-//! Kubernetes asks, and an end in which no request is lost.
+//! Kubernetes asks, traces over processes, and an end in which no request is lost.
 //!
 //! | route | what |
 //! | --- | --- |
@@ -46,6 +46,29 @@
 //! after a pause, in which they learn that, no connection is accepted; requests under way are finished; the worker shuts
 //! down, which tells its peers. A second signal ends the process at once.
 //!
+//! # Traces
+//! With the feature `opentelemetry` a trace goes from the HTTP request through a [call](tensorwire::calls) into the handler of another
+//! process: [`traced`] continues the trace of a request's headers, and [`OpenTelemetry`] that of a call. What the exporter is, and how spans
+//! are sampled, is the program's choice.
+//!
+//! ```no_run
+//! # #[cfg(feature = "opentelemetry")]
+//! # async fn start(provider: opentelemetry_sdk::trace::SdkTracerProvider, service: axum::Router) -> Result<(), tensorwire::WorkerError> {
+//! use opentelemetry::{global, trace::TracerProvider as _};
+//! use opentelemetry_sdk::propagation::TraceContextPropagator;
+//! use tensorwire_axum::{OpenTelemetry, traced};
+//! use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
+//!
+//! global::set_text_map_propagator(TraceContextPropagator::new()); // reads the header `traceparent`
+//! let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("search"));
+//! tracing_subscriber::registry().with(layer).init();
+//!
+//! let worker = tensorwire::Worker::builder("search").propagator(OpenTelemetry).start().await?;
+//! let service = traced(service);
+//! # let _ = (worker, service); Ok(())
+//! # }
+//! ```
+//!
 //! # Versions
 //! Version 0.8 of this crate works with axum 0.8.
 
@@ -55,8 +78,12 @@ mod drain;
 mod metrics;
 mod readiness;
 mod routes;
+#[cfg(feature = "opentelemetry")]
+mod trace;
 
 pub use drain::{ServeError, serve};
 pub use metrics::{InstallError, Metrics};
 pub use readiness::{Readiness, Requirement};
 pub use routes::operations;
+#[cfg(feature = "opentelemetry")]
+pub use trace::{OpenTelemetry, traced};

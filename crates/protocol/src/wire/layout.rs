@@ -15,7 +15,7 @@ use crate::{
     BufferRequest, Buffers, CallTerms, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
     MetaDataResponse, Metadata, Note, Offered, OfferedArguments, PageWrite, RequestIndex, ResultSlot, Scope,
     SetContent, Shape, Status, StepId, SubscriptionTerms, TensorList, TensorReRequest, TensorRequest,
-    TensorWrite, VersionNotice, Waiting, Want, Wanted,
+    TensorWrite, TraceContext, VersionNotice, Waiting, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -242,7 +242,8 @@ fn calls(page: &mut Page) {
     let about = "Calls the handler that the key names (scope 13). The arguments are a list of tensors: its head has its length, the number of \
         tensors, and the metadata of each. Then come the contents of fewer than 1,024 bytes, each at a multiple of 16 bytes from the \
         beginning of the list, and then the others, each at a multiple of 64. The answer is such a list, too.";
-    let (call, unknown) = (CallTerms { limit_ms: 60_000, offered: None }, request(&[], Want::Write(None)));
+    let call = CallTerms { limit_ms: 60_000, offered: None, trace: None };
+    let unknown = request(&[], Want::Write(None));
     let arguments = Some(content.into());
     record("TENSOR_REQUEST, call", about, Scope::Call(call), TensorRequest { arguments, ..unknown.clone() });
     let number = NonZeroU64::MIN;
@@ -252,6 +253,14 @@ fn calls(page: &mut Page) {
         "TENSOR_REQUEST, offering call",
         about,
         Scope::Call(CallTerms { offered, ..call }),
+        unknown.clone(),
+    );
+    let trace = TraceContext::new(7, 8, 1);
+    let about = "As either of them, with the caller's span (scope 16), which that of the handler continues.";
+    record(
+        "TENSOR_REQUEST, traced call",
+        about,
+        Scope::Call(CallTerms { offered, trace, ..call }),
         unknown.clone(),
     );
     let about = "For the arguments of a call (scope 15).";

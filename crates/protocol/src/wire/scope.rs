@@ -3,7 +3,10 @@
 use std::num::NonZeroU64;
 
 use super::codec::{Reader, Writer, check_length};
-use crate::{CallTerms, Offered, OfferedArguments, PageWrite, Scope, SetContent, StepId, Wanted, WireError};
+use crate::{
+    CallTerms, Offered, OfferedArguments, PageWrite, Scope, SetContent, StepId, TraceContext, Wanted,
+    WireError,
+};
 
 const SCOPE_STEP: u8 = 0;
 const SCOPE_PUBLISHED: u8 = 1;
@@ -38,6 +41,8 @@ const SCOPE_CALL: u8 = 13;
 const SCOPE_OFFERING_CALL: u8 = 14;
 /// The arguments of the `u64` number that follows.
 const SCOPE_ARGUMENTS: u8 = 15;
+/// The 16 bytes of a trace, the `u64` span and the flags follow, and then the scope of a call, which belongs to this span.
+const SCOPE_TRACED: u8 = 16;
 
 /// Added to the number of the last content that a receiver needs.
 const SET_CONTENT_LAST: u32 = 1 << 31;
@@ -95,7 +100,8 @@ pub(super) fn write(writer: &mut Writer<'_>, scope: Scope) {
             writer.u64(number.get());
             note.into_iter().for_each(|note| writer.u64(note));
         }
-        Scope::Call(CallTerms { limit_ms, offered }) => {
+        Scope::Call(CallTerms { limit_ms, offered, trace }) => {
+            trace.into_iter().for_each(|trace| write_trace(writer, trace));
             writer.u8(if offered.is_some() { SCOPE_OFFERING_CALL } else { SCOPE_CALL });
             writer.u32(limit_ms);
             if let Some(OfferedArguments { number, bytes }) = offered {
@@ -110,6 +116,13 @@ pub(super) fn write(writer: &mut Writer<'_>, scope: Scope) {
     }
 }
 
+fn write_trace(writer: &mut Writer<'_>, trace: TraceContext) {
+    writer.u8(SCOPE_TRACED);
+    writer.raw(&trace.trace_id().to_le_bytes());
+    writer.u64(trace.span_id());
+    writer.u8(trace.flags());
+}
+
 fn write_content(writer: &mut Writer<'_>, SetContent { edition, number, is_last }: SetContent) {
     writer.u64(edition);
     writer.u32(number & !SET_CONTENT_LAST | if is_last { SET_CONTENT_LAST } else { 0 });
@@ -117,6 +130,25 @@ fn write_content(writer: &mut Writer<'_>, SetContent { edition, number, is_last 
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
     match reader.u8("scope")? {
+        SCOPE_TRACED => read_traced(reader).map(Scope::Call),
+        scope => read_untraced(reader, scope),
+    }
+}
+
+fn read_traced(reader: &mut Reader<'_>) -> Result<CallTerms, WireError> {
+    let trace = u128::from_le_bytes(reader.array("trace")?);
+    let (span, flags) = (reader.u64("span")?, reader.u8("flags")?);
+    let trace = TraceContext::new(trace, span, flags);
+    let trace = trace.ok_or(WireError::Unknown { field: "trace", value: 0 })?;
+    let scope = reader.u8("scope")?;
+    match read_untraced(reader, scope)? {
+        Scope::Call(call) => Ok(CallTerms { trace: Some(trace), ..call }),
+        _ => Err(WireError::Unknown { field: "scope of a trace", value: scope.into() }),
+    }
+}
+
+fn read_untraced(reader: &mut Reader<'_>, scope: u8) -> Result<Scope, WireError> {
+    match scope {
         SCOPE_STEP => Ok(Scope::Step(StepId(reader.i64("step")?))),
         SCOPE_STEP_NOW => Ok(Scope::StepNow(StepId(reader.i64("step")?))),
         SCOPE_PUBLISHED => Ok(Scope::Published),
@@ -144,11 +176,13 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
             let (number, note) = (read_number(reader, "write")?, Some(reader.u64("note")?));
             Ok(Scope::PageWrite(PageWrite { number, note }))
         }
-        SCOPE_CALL => Ok(Scope::Call(CallTerms { limit_ms: reader.u32("limit")?, offered: None })),
+        SCOPE_CALL => {
+            Ok(Scope::Call(CallTerms { limit_ms: reader.u32("limit")?, offered: None, trace: None }))
+        }
         SCOPE_OFFERING_CALL => {
             let (limit_ms, number) = (reader.u32("limit")?, read_number(reader, "arguments")?);
             let offered = Some(OfferedArguments { number, bytes: read_length(reader)? });
-            Ok(Scope::Call(CallTerms { limit_ms, offered }))
+            Ok(Scope::Call(CallTerms { limit_ms, offered, trace: None }))
         }
         SCOPE_ARGUMENTS => Ok(Scope::Arguments(read_number(reader, "arguments")?)),
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),

@@ -10,7 +10,7 @@ use tensorwire_protocol::{
     DataType, Destination, ErrorStatus, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note,
     Offered, OfferedArguments, Parameters, RecordSlot, RequestIndex, Responded, ResultSlot, Scope,
     SetContent, Shape, Sharing, Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest,
-    TensorWrite, Validation, VersionNotice, Want, Wanted,
+    TensorWrite, TraceContext, Validation, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control, RECORD_BYTES_MAX},
@@ -384,7 +384,8 @@ fn scope(input: &mut Input<'_>) -> Scope {
             number @ 230..240 => Scope::Arguments(NonZeroU64::MIN.saturating_add(number & 1)),
             number => {
                 let arguments = OfferedArguments { number: NonZeroU64::MIN, bytes: 5000 };
-                Scope::Call(CallTerms { limit_ms: 1, offered: (number & 1 == 0).then_some(arguments) })
+                let trace = TraceContext::new(1, 1, 1).filter(|_| number & 2 == 0);
+                Scope::Call(CallTerms { limit_ms: 1, offered: (number & 1 == 0).then_some(arguments), trace })
             }
         },
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),

@@ -90,7 +90,7 @@ fn what_the_fabric_cannot_write_at_once_and_what_must_be_validated_is_refused() 
 #[test]
 fn pieces_of_an_answer_to_a_call_go_to_known_room_or_ask_for_some() {
     let offered = Some(OfferedArguments { number: NonZeroU64::MIN, bytes: 9 });
-    let call = Scope::Call(CallTerms { limit_ms: 7, offered });
+    let call = Scope::Call(CallTerms { limit_ms: 7, offered, trace: None });
     for parameters in [small(), original()] {
         let mut pair = Pair::new(parameters);
         for round in 0..3 {

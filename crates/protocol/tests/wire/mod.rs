@@ -16,7 +16,7 @@ mod values;
 use proptest::prelude::*;
 use tensorwire_protocol::{
     CallTerms, Code, DataType, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, Shape,
-    Status, TensorRequest, Want, WireError,
+    Status, TensorRequest, TraceContext, Want, WireError,
     limits::{
         EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX, STATUS_DETAILS_BYTES_MAX,
         STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
@@ -176,7 +176,7 @@ fn the_largest_message_fits() {
     let lists = [4097, 5000, 6000, 7000]
         .map(|bytes| Metadata::new(DataType::U8, Shape::new([bytes]).unwrap()).unwrap());
     let Message::TensorRequest(request) = request_for(&"k".repeat(NAME_BYTES_MAX), &lists) else { panic!() };
-    let scope = Scope::Call(CallTerms { limit_ms: 1, offered: None });
+    let scope = Scope::Call(CallTerms { limit_ms: 1, offered: None, trace: TraceContext::new(1, 2, 3) });
     let arguments = Some(vec![1; EAGER_BYTES_MAX as usize].into());
     let call = Message::TensorRequest(TensorRequest { scope, arguments, ..request });
     let requests = [request_for(&"k".repeat(NAME_BYTES_MAX), &known), call];

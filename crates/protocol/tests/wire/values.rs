@@ -7,7 +7,7 @@ use tensorwire_protocol::{
     BufferRequest, Buffers, CallTerms, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse,
     Metadata, Mode, Note, OfferedArguments, PageWrite, Parameters, RequestIndex, ResultSlot, Scope,
     SetContent, Shape, Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite,
-    Validation, VersionNotice, Waiting, Want, Wanted,
+    TraceContext, Validation, VersionNotice, Waiting, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         NOTE_BYTES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX,
@@ -81,13 +81,19 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
         any::<(NonZeroU64, Option<u64>)>()
             .prop_map(|(number, note)| Scope::PageWrite(PageWrite { number, note })),
         any::<NonZeroU64>().prop_map(Scope::Arguments),
-        (any::<u32>(), proptest::option::of((any::<NonZeroU64>(), 0..=TENSOR_BYTES_MAX))).prop_map(
-            |(limit_ms, offered)| {
-                let offered = offered.map(|(number, bytes)| OfferedArguments { number, bytes });
-                Scope::Call(CallTerms { limit_ms, offered })
-            }
-        ),
+        call().prop_map(Scope::Call),
     ]
+}
+
+fn call() -> impl Strategy<Value = CallTerms> {
+    let offered = proptest::option::of((any::<NonZeroU64>(), 0..=TENSOR_BYTES_MAX));
+    (any::<u32>(), offered, any::<(u128, u64, u8)>(), any::<bool>()).prop_map(
+        |(limit_ms, offered, (trace, span, flags), is_traced)| {
+            let offered = offered.map(|(number, bytes)| OfferedArguments { number, bytes });
+            let trace = TraceContext::new(trace, span, flags).filter(|_| is_traced);
+            CallTerms { limit_ms, offered, trace }
+        },
+    )
 }
 
 /// Text that is safe to show, and so travels as it is.

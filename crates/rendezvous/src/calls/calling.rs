@@ -4,6 +4,7 @@ use std::{future::IntoFuture, pin::pin, sync::Arc, time::Duration};
 
 use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::Status;
+use tracing::{Instrument as _, Span};
 
 use super::IntoTensors;
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
         published::check_published,
         tensor::Tensor,
         tensor_list::PackedTensors,
+        traces::of_own_call,
     },
     worker::{metrics::Timed, peer::Peer},
 };
@@ -71,7 +73,7 @@ impl Calling<'_> {
                 let remote = |status: Status| WorkerError::Remote { transfer: transfer.name(), status };
                 let handler = worker.node.values().calls.find(name).map_err(remote)?;
                 let call = Call::new(peer.name(), arguments, deadline, runtime);
-                return answered_here(handler, call).await.map_err(remote);
+                return answered_here(handler, call, of_own_call(peer.name(), name)).await.map_err(remote);
             }
             let (connection, _stay) = peer.staying_connection().await?;
             connection.call(&transfer, arguments, deadline.saturating_sub(runtime.now())).await
@@ -81,11 +83,11 @@ impl Calling<'_> {
 }
 
 /// The answer to a call of this worker itself.
-async fn answered_here(handler: Arc<Handler>, call: Call) -> Result<Vec<Tensor>, Status> {
+async fn answered_here(handler: Arc<Handler>, call: Call, span: Span) -> Result<Vec<Tensor>, Status> {
     PackedTensors::check(call.arguments())?;
     let runtime = handler.runtime().clone();
     Asker::answered(&runtime, |mut asker| async move {
-        let answering = async { handler.answer(call).await };
+        let answering = async { handler.answer(call).await }.instrument(span);
         if let Some(answer) = asker.unless_gone(pin!(answering)).await {
             asker.answer(answer);
         }

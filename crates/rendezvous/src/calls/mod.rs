@@ -44,11 +44,15 @@ use tensorwire_protocol::Status;
 
 pub use self::calling::Calling;
 pub use crate::values::calls::Call;
+#[cfg(feature = "trace")]
+pub use crate::values::traces::Propagator;
 use crate::{
     error::WorkerError,
     values::{SharedValues, calls::Handler, published::check_published, tensor::Tensor},
     worker::Worker,
 };
+#[cfg(feature = "trace")]
+pub use tensorwire_protocol::TraceContext;
 
 /// What calls take and handlers return: no tensor, one, or several.
 pub trait IntoTensors {

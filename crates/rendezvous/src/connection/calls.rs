@@ -10,6 +10,7 @@ use tensorwire_protocol::{
     Awaiting, CallTerms, Channel as _, Code, OfferedArguments, ReceiveOptions, Scope, Status, Take,
     TensorRequest, WireError,
 };
+use tracing::Instrument as _;
 
 use crate::{
     connection::{
@@ -112,9 +113,11 @@ impl PeersCall {
             Err(status) => return Some(Err(status)),
         };
         let (peer, runtime) = (&self.connection.values.peer, self.handler.runtime());
+        let traces = &self.connection.values.values.calls.traces;
+        let span = traces.of_call(peer, &self.request.key, self.terms.trace);
         let answering =
             async { self.handler.answer(Call::new(peer, arguments, self.deadline, runtime)).await };
-        let answer = asker.unless_gone(pin!(answering)).await?;
+        let answer = asker.unless_gone(pin!(answering.instrument(span))).await?;
         Some(answer.map(|answer| (answer, permits)))
     }
 
@@ -143,7 +146,8 @@ impl DataConnection {
         });
         let offered = offer.as_ref().map(|offer| OfferedArguments { number: offer.number, bytes });
         let limit_ms = u32::try_from(time_left.as_millis()).unwrap_or(u32::MAX);
-        let scope = Scope::Call(CallTerms { limit_ms, offered });
+        let trace = self.values.values.calls.traces.current();
+        let scope = Scope::Call(CallTerms { limit_ms, offered, trace });
         // A request beside whose arguments longer metadata were known would not fit into a message.
         let (receive, expected) = (&self.allocator, Expected::Bytes);
         let allocator = ExpectingAllocator { receive, expected, arguments: in_request };

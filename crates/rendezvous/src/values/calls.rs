@@ -16,7 +16,7 @@ use tensorwire_protocol::{Code, Status};
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::values::{pending::Pending, tensor::Tensor, tensor_list::PackedTensors};
+use crate::values::{pending::Pending, tensor::Tensor, tensor_list::PackedTensors, traces::Traces};
 
 /// A call of a peer, for the handler.
 #[derive(Debug)]
@@ -184,6 +184,7 @@ pub(crate) struct Calls {
     handlers: Mutex<BTreeMap<Arc<str>, Arc<Handler>>>,
     /// The arguments of this worker's calls, which peers request.
     pub(crate) arguments: Pending<PackedTensors>,
+    pub(crate) traces: Traces,
     /// By the names of peers that are connected.
     rooms: Mutex<BTreeMap<String, Weak<CallRoom>>>,
     bytes_max: u64,
@@ -191,9 +192,9 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// `bytes_max` is how many bytes the arguments of one peer's calls may hold.
-    pub(crate) fn new(bytes_max: u64) -> Self {
+    pub(crate) fn new(bytes_max: u64, traces: Traces) -> Self {
         let (handlers, arguments, rooms) = (Mutex::default(), Pending::default(), Mutex::default());
-        Self { handlers, arguments, rooms, bytes_max }
+        Self { handlers, arguments, traces, rooms, bytes_max }
     }
 
     /// What all connections of `peer` share.
@@ -249,7 +250,7 @@ mod tests {
 
     #[test]
     fn room_is_of_a_peer_and_all_of_it_can_be_taken() {
-        let calls = Calls::new(2500);
+        let calls = Calls::new(2500, Traces::default());
         let (room, other) = (calls.room("one"), calls.room("two"));
         let all = calls.room("one").take(2500).now_or_never().unwrap().unwrap();
         assert!(room.take(1).now_or_never().is_none());

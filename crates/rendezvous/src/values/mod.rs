@@ -22,6 +22,7 @@ pub(crate) mod takers;
 pub(crate) mod tensor;
 pub(crate) mod tensor_list;
 mod tensor_proto;
+pub(crate) mod traces;
 pub(crate) mod value_guard;
 pub(crate) mod versions;
 

@@ -3,7 +3,8 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use tensorwire_protocol::{
-    CallTerms, Metadata, OfferedArguments, Scope, Status, TensorList, TensorRequest, limits::TENSOR_BYTES_MAX,
+    CallTerms, Metadata, OfferedArguments, Scope, Status, TensorList, TensorRequest, TraceContext,
+    limits::TENSOR_BYTES_MAX,
 };
 use tensorwire_rendezvous::{
     Worker,
@@ -46,6 +47,7 @@ pub(super) fn request(line: &Line, request: TensorRequest, rng: &mut Rng) -> Ten
     let key = rng.pick(["echo", "echo", "none"]).into();
     let (number, limit_ms) =
         (NonZeroU64::MIN.saturating_add(rng.below(4) as u64), rng.pick([0, 50, u32::MAX]));
+    let trace = TraceContext::new(limit_ms.into(), 7, 0);
     match rng.below(4) {
         0 => {
             line.did("asks for arguments of a call");
@@ -55,11 +57,11 @@ pub(super) fn request(line: &Line, request: TensorRequest, rng: &mut Rng) -> Ten
             line.did("offers arguments of a call");
             let bytes = rng.pick([0, 64, 9000, 20_000, 1 << 40, TENSOR_BYTES_MAX]);
             let offered = Some(OfferedArguments { number, bytes });
-            TensorRequest { scope: Scope::Call(CallTerms { limit_ms, offered }), key, ..request }
+            TensorRequest { scope: Scope::Call(CallTerms { limit_ms, offered, trace }), key, ..request }
         }
         _ => {
             line.did("calls a handler");
-            let scope = Scope::Call(CallTerms { limit_ms, offered: None });
+            let scope = Scope::Call(CallTerms { limit_ms, offered: None, trace });
             TensorRequest { scope, key, arguments: Some(list(line, rng).into()), ..request }
         }
     }

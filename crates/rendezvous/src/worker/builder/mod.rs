@@ -23,7 +23,7 @@ use crate::{
     },
     error::WorkerError,
     peer_memory::{enclosure::LocalFabric, trust::Trust},
-    values::duplicates::DuplicatePolicy,
+    values::{duplicates::DuplicatePolicy, traces::Traces},
     worker::Worker,
 };
 
@@ -82,6 +82,7 @@ pub struct WorkerBuilder {
     grace: Duration,
     liveness: Duration,
     wait: Wait,
+    traces: Traces,
     runtime: Option<Arc<dyn Runtime>>,
     local_fabrics: Option<Vec<Arc<dyn Fabric>>>,
     control: Option<Arc<dyn ControlPlane>>,
@@ -201,6 +202,7 @@ impl WorkerBuilder {
             grace: Duration::from_secs(1),
             liveness: Duration::from_secs(30),
             wait: Wait::default(),
+            traces: Traces::default(),
             runtime: None,
             local_fabrics: None,
             control: None,
@@ -383,6 +385,16 @@ impl WorkerBuilder {
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
+        self
+    }
+
+    /// Passes the spans of callers on to the handlers that answer them, and continues those of peers; without it, and without the feature
+    /// `trace`, a call belongs to no trace of another process. Under [`Trust::Hostile`] those of peers are not continued: a peer could put
+    /// its calls into any trace.
+    #[cfg(feature = "trace")]
+    #[must_use]
+    pub fn propagator(mut self, propagator: impl crate::calls::Propagator) -> Self {
+        self.traces.propagator = Some(Arc::new(propagator));
         self
     }
 

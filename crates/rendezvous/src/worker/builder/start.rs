@@ -56,7 +56,7 @@ impl WorkerBuilder {
             sets: Sets::new(incarnation, self.set_bytes.unwrap_or(self.memory.source_bytes)),
             heads: PublishedSet::new(incarnation),
             arenas: Arenas::default(),
-            calls: Calls::new(self.limits.call_bytes),
+            calls: Calls::new(self.limits.call_bytes, self.traces.trusting(self.trust)),
         });
         describe();
         let settings = NodeSettings {
