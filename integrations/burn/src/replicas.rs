@@ -1,0 +1,151 @@
+//! The same module in all ranks of a group, each of which trains with its part of the batches.
+
+use std::collections::HashMap;
+
+use burn::{module::Module, optim::GradientsParams};
+use tensorwire::{
+    DataType, Tensor,
+    collective::{Group, Reduction},
+};
+
+use crate::{
+    error::Error,
+    gradients::{self, Plan},
+    parameters,
+    weights::{apply, named_tensors},
+};
+
+/// The same module in all ranks of a [`Group`]: each computes the gradients of its part of a batch, and all get the mean. With the same
+/// optimiser they then have the same weights, up to the last bit.
+///
+/// It is of one generation of the group. After an error of a call, all ranks that are left make the next one with
+/// [`Group::shrink`], and call [`align`](Self::align) again.
+#[derive(Debug)]
+pub struct Replicas {
+    group: Group,
+    plan: Plan,
+}
+
+impl Replicas {
+    /// Makes the modules of all ranks the same: they get the weights of the rank that has done the most steps, of several the lowest, and
+    /// so the number of that rank's steps, which is returned. All ranks call this before the first step, each time with the steps that it
+    /// has done, and again after ranks are lost or admitted, because some may have completed a step that failed on others.
+    ///
+    /// The state of an optimiser, such as momentum, is not sent. Weights are read back from a device as by
+    /// [`named_tensors`](crate::named_tensors).
+    ///
+    /// # Errors
+    /// [`Error::OtherModule`] on all ranks if paths, element types or shapes of parameters differ, or which are trained: the module is as
+    /// before, and the group can be used. [`Error::Group`] if ranks are lost or do not call this. Other errors are of this rank alone, and
+    /// the others wait for it until their limit.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group. The module is changed as a whole or not at all.
+    pub async fn align<M: Module>(group: &Group, steps: u64, module: &mut M) -> Result<(Self, u64), Error> {
+        let (trained, _) = gradients::take(module, GradientsParams::new());
+        let plan = Plan::new(trained)?;
+        let text = described(module, &plan);
+        compare(group, &text).await?;
+        let mut all = vec![0; group.size()];
+        if let Some(own) = all.get_mut(group.rank()) {
+            *own = steps;
+        }
+        group.all_reduce(&mut all).await?;
+        let most = all.iter().copied().max().unwrap_or(steps);
+        let root = all.iter().position(|steps| *steps == most).unwrap_or(0);
+        send(group, root, module).await?;
+        Ok((Self { group: group.clone(), plan }, most))
+    }
+
+    /// The mean of the gradients of all ranks, for the optimiser. All ranks call it, in each step, with the same module. Ranks whose
+    /// parts of a batch differ in size scale their loss before.
+    ///
+    /// A rank without a gradient of a parameter counts as one with zeros. If no rank has one, the result has none.
+    ///
+    /// Gradients are copied once, into memory of the worker's pool, from where the other ranks of the host read them in place.
+    /// On the CPU the results are views of memory of the pool.
+    ///
+    /// # Errors
+    /// [`Error::Group`] if ranks are lost or do not call this: the group is over. [`Error::Changed`], [`Error::Burn`] and
+    /// [`Error::Worker`] are of this rank alone; the others wait for it until their limit.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub async fn average<M: Module>(
+        &self,
+        module: &M,
+        gradients: GradientsParams,
+    ) -> Result<GradientsParams, Error> {
+        let (trained, taken) = gradients::take(module, gradients);
+        if let Some((own, before)) = difference(trained.iter(), self.plan.trained.iter()) {
+            return Err(Error::Changed { own, before });
+        }
+        let tensors = self.plan.fill(self.group.worker().pool(), taken).await?;
+        // All are called before the first is awaited, so they are in progress together.
+        let called =
+            tensors.into_iter().map(|part| self.group.all_reduce_tensors([part]).reduction(Reduction::Mean));
+        let mut results = Vec::new();
+        for call in called.collect::<Vec<_>>() {
+            results.push(call.await?);
+        }
+        self.plan.give(module, results)
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+}
+
+/// A line for each parameter, followed by those that are trained.
+fn described<M: Module>(module: &M, plan: &Plan) -> String {
+    let all = parameters::all(module).into_iter().map(|parameter| parameter.to_string());
+    let trained = plan.trained.iter().map(|parameter| format!("{parameter} trained"));
+    all.chain(trained).collect::<Vec<_>>().join("\n")
+}
+
+/// Compares the modules of all ranks.
+async fn compare(group: &Group, own: &str) -> Result<(), Error> {
+    let bytes = own.as_bytes();
+    let tensor = Tensor::from_bytes(group.worker().pool(), DataType::U8, &[bytes.len() as u64], bytes)?;
+    let texts = group.all_gather(tensor).await?;
+    for (other, theirs) in texts.iter().enumerate() {
+        let theirs = String::from_utf8_lossy(theirs.bytes());
+        if let Some((own, theirs)) = difference(own.lines(), theirs.lines()) {
+            // Other processes may say anything.
+            let theirs = theirs.escape_debug().to_string();
+            return Err(Error::OtherModule { rank: group.rank(), own, other, theirs });
+        }
+    }
+    Ok(())
+}
+
+/// The first place at which both differ, in words.
+fn difference<T: PartialEq + ToString>(
+    mut own: impl Iterator<Item = T>,
+    mut theirs: impl Iterator<Item = T>,
+) -> Option<(String, String)> {
+    let shown = |item: Option<T>| item.map_or("no further parameter".to_owned(), |item| item.to_string());
+    loop {
+        match (own.next(), theirs.next()) {
+            (None, None) => return None,
+            (own, theirs) if own == theirs => {}
+            (own, theirs) => return Some((shown(own), shown(theirs))),
+        }
+    }
+}
+
+/// Gives the module of all ranks the weights of `root`.
+async fn send<M: Module>(group: &Group, root: usize, module: &mut M) -> Result<(), Error> {
+    let is_root = group.rank() == root;
+    let own = if is_root { named_tensors(group.worker().pool(), module)? } else { Vec::new() };
+    let (mut own, mut received) = (HashMap::<_, _>::from_iter(own), HashMap::new());
+    for parameter in parameters::all(module) {
+        let tensor = group.broadcast(root, own.remove(&parameter.name)).await?;
+        received.insert(parameter.name, tensor);
+    }
+    if !is_root {
+        apply(module, &format!("the weights of rank {root}"), |name| received.get(name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! Gradients of the ranks of a group, within one process.
+
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
+
+use burn::{
+    module::{Module, Param, ParamId},
+    nn::{Linear, LinearConfig},
+    optim::{AdamConfig, GradientsParams},
+    store::ModuleSnapshot as _,
+    tensor::{DType, Device, Distribution, Tensor, Tolerance, f16},
+};
+use tensorwire::{
+    FabricKind, Worker,
+    collective::{Group, store::MemoryStore},
+};
+use tensorwire_burn::{Error as BurnError, Replicas};
+
+type Failure = Box<dyn Error + Send + Sync>;
+type Outcome = Result<(), Failure>;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `body` on each rank of a group of a worker each, and returns what they return.
+async fn ranks<T, F>(size: usize, fabric: FabricKind, body: impl Fn(Group) -> F) -> Result<Vec<T>, Failure>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Failure>> + Send + 'static,
+{
+    let mut workers = Vec::new();
+    for rank in 0..size {
+        workers.push(Worker::builder(&format!("rank_{rank}")).require(fabric).start().await?);
+    }
+    let store = Arc::new(MemoryStore::new(workers[0].runtime().clone()));
+    let joining = workers.iter().enumerate().map(|(rank, worker)| {
+        let (group, worker) = (Group::builder(store.clone(), rank, size).timeout(LIMIT), worker.clone());
+        tokio::spawn(async move { group.join(&worker).await })
+    });
+    let joining: Vec<_> = joining.collect();
+    let mut running = Vec::new();
+    for joined in joining {
+        running.push(joined.await??);
+    }
+    let running: Vec<_> = running.into_iter().map(|group| tokio::spawn(body(group))).collect();
+    let mut results = Vec::new();
+    for body in running {
+        results.push(body.await??);
+    }
+    for worker in workers {
+        worker.shutdown().await;
+    }
+    Ok(results)
+}
+
+/// A small network, on a device with autodiff.
+#[derive(Module, Debug)]
+struct Net {
+    layers: Vec<Linear>,
+    /// Not trained.
+    scale: Param<Tensor<1>>,
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+impl Net {
+    fn new() -> Self {
+        let scale = Tensor::from_data([0.5f32], &device());
+        Self {
+            layers: [(3, 5), (5, 2)].map(|(from, to)| LinearConfig::new(from, to).init(&device())).to_vec(),
+            scale: Param::initialized(ParamId::new(), scale),
+        }
+    }
+
+    fn loss(&self, inputs: Tensor<2>) -> Tensor<1> {
+        let hidden = self.layers.iter().fold(inputs, |values, layer| layer.forward(values).tanh());
+        (hidden * self.scale.val().unsqueeze()).sub_scalar(1.0).powi_scalar(2).mean()
+    }
+
+    fn gradients(&self, inputs: Tensor<2>) -> GradientsParams {
+        GradientsParams::from_grads(self.loss(inputs).backward(), self)
+    }
+}
+
+/// Bytes of all parameters.
+fn bits<M: Module>(module: &M) -> Result<Vec<u8>, Failure> {
+    let mut all = Vec::new();
+    for tensor in module.collect(None, None, false) {
+        all.extend_from_slice(&tensor.into_bytes().map_err(|error| error.to_string())?);
+    }
+    Ok(all)
+}
+
+const STEPS: usize = 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_learn_what_one_process_learns_from_the_whole_batch() -> Outcome {
+    let batch = Tensor::<2>::random([12, 3], Distribution::Default, &Device::flex()).to_data();
+    for (size, fabric) in [(2, FabricKind::SHM), (2, FabricKind::TCP), (3, FabricKind::SHM)] {
+        let begun = Net::new();
+        let mut alone = begun.clone();
+        let mut optimiser = AdamConfig::new().init();
+        for _ in 0..STEPS {
+            let gradients = alone.gradients(Tensor::from_data(batch.clone(), &device()));
+            alone = optimiser.step(0.01, alone, gradients);
+        }
+
+        let trained = ranks(size, fabric, |group| {
+            // The others begin with weights of their own, and get those of rank 0.
+            let mut net = if group.rank() == 0 { begun.clone() } else { Net::new() };
+            let part = 12 / size;
+            let own = part * group.rank()..part * (group.rank() + 1);
+            let inputs = Tensor::<2>::from_data(batch.clone(), &device()).slice([own]);
+            async move {
+                let (replicas, steps) = Replicas::align(&group, 0, &mut net).await?;
+                assert_eq!(steps, 0);
+                let mut optimiser = AdamConfig::new().init();
+                for _ in 0..STEPS {
+                    let gradients = replicas.average(&net, net.gradients(inputs.clone())).await?;
+                    net = optimiser.step(0.01, net, gradients);
+                }
+                group.close().await?;
+                Ok(net)
+            }
+        })
+        .await?;
+        assert_ne!(bits(&begun)?, bits(&alone)?);
+        for net in &trained {
+            assert_eq!(bits(net)?, bits(&trained[0])?, "{size} ranks over {fabric}");
+            for (layer, expected) in net.layers.iter().zip(&alone.layers) {
+                let expected = expected.weight.val().into_data();
+                layer.weight.val().into_data().assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-4));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_ranks_get_the_weights_and_the_steps_of_the_one_that_is_ahead() -> Outcome {
+    let aligned = ranks(3, FabricKind::SHM, |group| async move {
+        let mut net = Net::new();
+        let before = bits(&net)?;
+        // Ranks 1 and 2 are both ahead of rank 0.
+        let (_, steps) = Replicas::align(&group, [6, 7, 7][group.rank()], &mut net).await?;
+        group.clone().close().await?;
+        Ok((steps, before, bits(&net)?))
+    })
+    .await?;
+    for (steps, _, after) in &aligned {
+        assert_eq!((*steps, after), (7, &aligned[1].1));
+    }
+    assert_ne!(aligned[0].1, aligned[1].1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modules_that_differ_are_named_on_all_ranks_and_the_group_goes_on() -> Outcome {
+    let errors = ranks(3, FabricKind::SHM, |group| async move {
+        let mut net = Net::new();
+        if group.rank() == 1 {
+            net.layers[1] = LinearConfig::new(2, 5).init(&device());
+        }
+        let before = bits(&net)?;
+        let error = Replicas::align(&group, 0, &mut net).await.err().ok_or("the modules differ")?;
+        assert!(matches!(error, BurnError::OtherModule { .. }), "{error}");
+        assert_eq!(bits(&net)?, before);
+
+        // What is trained is compared, too.
+        let mut net = Net::new();
+        if group.rank() == 2 {
+            net.layers[0] = net.layers[0].clone().no_grad();
+        }
+        let frozen = Replicas::align(&group, 0, &mut net).await.err().ok_or("one trains less")?;
+        Replicas::align(&group, 0, &mut Net::new()).await?;
+        group.close().await?;
+        Ok((error.to_string(), frozen.to_string()))
+    })
+    .await?;
+    let [even, odd] = ["`layers.1.weight` F32 [5, 2]", "`layers.1.weight` F32 [2, 5]"];
+    let text = |rank, own, other, theirs| {
+        format!("rank {rank} has {own} where rank {other} has {theirs}: build the same module on all ranks")
+    };
+    assert_eq!(errors[0].0, text(0, even, 1, odd));
+    assert_eq!(errors[1].0, text(1, odd, 0, even));
+    assert_eq!(errors[2].0, text(2, even, 1, odd));
+    assert!(
+        errors[0].1.contains("has `layers.0.weight` F32 [3, 5] trained where rank 2 has"),
+        "{}",
+        errors[0].1
+    );
+    Ok(())
+}
+
+/// Two scalars of different element types, of which a rank may use either.
+#[derive(Module, Debug)]
+struct Two {
+    wide: Param<Tensor<1>>,
+    narrow: Param<Tensor<1>>,
+}
+
+impl Two {
+    fn new() -> Self {
+        let of = |dtype| Tensor::<1>::from_data([2f32], (&device(), dtype)).require_grad();
+        Self {
+            wide: Param::initialized(ParamId::new(), of(DType::F32)),
+            narrow: Param::initialized(ParamId::new(), of(DType::F16)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_without_a_gradient_counts_as_zeros_and_none_at_all_stays_none() -> Outcome {
+    ranks(2, FabricKind::SHM, |group| async move {
+        let mut two = Two::new();
+        let (replicas, _) = Replicas::align(&group, 0, &mut two).await?;
+
+        // Rank 0 uses both, and rank 1 the first only.
+        let wide = two.wide.val().mul_scalar(3.0).sum();
+        let mut gradients = GradientsParams::from_grads(wide.backward(), &two);
+        if group.rank() == 0 {
+            let narrow = two.narrow.val().mul_scalar(5.0).sum();
+            let of_narrow = GradientsParams::from_grads(narrow.backward(), &two);
+            let gradient = of_narrow.get::<1>(two.narrow.id).ok_or("it was used")?;
+            gradients.register(two.narrow.id, gradient);
+        }
+        let mean = replicas.average(&two, gradients).await?;
+        let wide = mean.get::<1>(two.wide.id).ok_or("both used it")?;
+        assert_eq!(wide.into_data().try_into_vec::<f32>().map_err(|error| format!("{error:?}"))?, [3.0]);
+        let narrow = mean.get::<1>(two.narrow.id).ok_or("one used it")?;
+        let values = narrow.into_data().try_into_vec::<f16>().map_err(|error| format!("{error:?}"))?;
+        assert_eq!(values, [f16::from_f32(2.5)]);
+
+        // No rank has one of either.
+        let mean = replicas.average(&two, GradientsParams::new()).await?;
+        assert!(mean.is_empty());
+        group.close().await?;
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_module_that_has_changed_its_form_is_refused() -> Outcome {
+    let worker = Worker::builder("alone").start().await?;
+    let store = Arc::new(MemoryStore::new(worker.runtime().clone()));
+    let group = Group::builder(store, 0, 1).join(&worker).await?;
+    let mut net = Net::new();
+    let (replicas, _) = Replicas::align(&group, 0, &mut net).await?;
+    net.layers.push(LinearConfig::new(2, 2).init(&device()));
+    let error = replicas.average(&net, GradientsParams::new()).await.err().ok_or("it has one more")?;
+    assert!(
+        error.to_string().starts_with("`layers.2.weight` F32 [2, 2] was no further parameter"),
+        "{error}"
+    );
+
+    // One rank alone gets its own gradients.
+    let net = Net::new();
+    let inputs = Tensor::<2>::ones([2, 3], &device());
+    let own = net.gradients(inputs.clone());
+    let mean = replicas.average(&net, net.gradients(inputs)).await?;
+    let id = net.layers[0].weight.id;
+    let [own, mean] = [own, mean].map(|gradients| gradients.get::<2>(id).map(Tensor::into_data));
+    assert!(own.is_some() && own == mean);
+    group.close().await?;
+    worker.shutdown().await;
+    Ok(())
+}
