@@ -217,6 +217,45 @@ async fn bytes_that_are_no_bool_are_refused() -> Outcome {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_tensor_that_is_not_aligned_or_empty_arrives_for_computing() -> Outcome {
+    let (trainer, service, peer) = pair(FabricKind::SHM).await?;
+    let sent: Linear = LinearConfig::new(3, 2).init(&Device::flex());
+    let mut tensors = named_tensors(trainer.pool(), &sent)?;
+    for (_, tensor) in &mut tensors {
+        let mut buffer = trainer.pool().try_alloc(tensor.bytes().len() + 1)?;
+        buffer[1..].copy_from_slice(tensor.bytes());
+        let unaligned = buffer.freeze().slice(1..tensor.bytes().len() + 1).ok_or("it is a part")?;
+        *tensor = tensorwire::Tensor::shared(unaligned, tensor.dtype(), tensor.shape())?;
+    }
+    trainer.set("weights").commit(1, tensors).await?;
+    let mut model: Linear = LinearConfig::new(3, 2).init(&Device::flex());
+    model.load_from(&mut SnapshotStore::new(&peer.set("weights").fetch().await?))?;
+    let input = Tensor::<2>::ones([1, 3], &Device::flex());
+    assert_eq!(model.forward(input.clone()).into_data(), sent.forward(input).into_data());
+
+    let tensors = named_tensors(trainer.pool(), &Void::new())?;
+    trainer.set("void").commit(1, tensors).await?;
+    let mut void = Void::new();
+    void.load_from(&mut SnapshotStore::new(&peer.set("void").fetch().await?))?;
+    assert_eq!(void.nothing.val().sum().into_scalar::<f32>(), 0.0);
+    service.shutdown().await;
+    trainer.shutdown().await;
+    Ok(())
+}
+
+/// A parameter without elements.
+#[derive(Module, Debug)]
+struct Void {
+    nothing: Param<Tensor<2>>,
+}
+
+impl Void {
+    fn new() -> Self {
+        Self { nothing: Param::initialized(ParamId::new(), Tensor::zeros([0, 3], &Device::flex())) }
+    }
+}
+
 /// 4 MiB of values, so that other allocations do not matter.
 const SIDE: usize = 1 << 10;
 const BYTES: u64 = (SIDE * SIDE * size_of::<f32>()) as u64;
