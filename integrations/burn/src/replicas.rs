@@ -63,7 +63,7 @@ impl Replicas {
     /// A rank without a gradient of a parameter counts as one with zeros. If no rank has one, the result has none.
     ///
     /// Gradients are copied once, into memory of the worker's pool, from where the other ranks of the host read them in place.
-    /// On the CPU the results are views of memory of the pool.
+    /// On burn's back end Flex the results are parts of that memory.
     ///
     /// # Errors
     /// [`Error::Group`] if ranks are lost or do not call this: the group is over. [`Error::Changed`], [`Error::Burn`] and

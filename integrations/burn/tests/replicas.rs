@@ -3,6 +3,7 @@
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use burn::{
+    backend::Flex,
     module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams},
@@ -238,6 +239,61 @@ async fn a_rank_without_a_gradient_counts_as_zeros_and_none_at_all_stays_none() 
         Ok(())
     })
     .await?;
+    Ok(())
+}
+
+/// 4 MiB of values, so that other allocations do not matter.
+const SIDE: usize = 1 << 10;
+const BYTES: usize = SIDE * SIDE * size_of::<f32>();
+
+/// The address of a mean of gradients.
+fn address<const D: usize>(mean: &GradientsParams, id: ParamId) -> Result<usize, Failure> {
+    let tensor = mean.get::<D>(id).ok_or("it has a gradient")?.try_into_primitive::<Flex>();
+    Ok(tensor.map_err(|error| format!("{error:?}"))?.bytes().as_ptr().addr())
+}
+
+/// The module, and its gradients, all 1.
+fn large() -> (Linear, GradientsParams) {
+    let (model, mut gradients) = (LinearConfig::new(SIDE, SIDE).init(&device()), GradientsParams::new());
+    gradients.register(model.weight.id, Tensor::<2>::ones([SIDE, SIDE], &Device::flex()));
+    if let Some(bias) = &model.bias {
+        gradients.register(bias.id, Tensor::<1>::ones([SIDE], &Device::flex()));
+    }
+    (model, gradients)
+}
+
+#[test]
+fn gradients_are_copied_into_the_pool_only_and_their_means_are_parts_of_one_tensor() -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let both = runtime.block_on(async {
+        let mut workers = Vec::new();
+        for rank in 0..2 {
+            workers.push(Worker::builder(&format!("rank_{rank}")).require(FabricKind::SHM).start().await?);
+        }
+        let store = Arc::new(MemoryStore::new(workers[0].runtime().clone()));
+        let join = async |rank: usize| -> Result<_, Failure> {
+            let group = Group::builder(store.clone(), rank, 2).timeout(LIMIT).join(&workers[rank]).await?;
+            let (mut model, gradients) = large();
+            Ok((Replicas::align(&group, 0, &mut model).await?.0, model, gradients))
+        };
+        let (first, second) = tokio::join!(join(0), join(1));
+        Ok::<_, Failure>((first?, second?))
+    });
+    let ((first, model, gradients), (second, other, others)) = both?;
+    let mut means = None;
+    let measured = allocation_counter::measure(|| {
+        means = Some(runtime.block_on(async {
+            tokio::join!(first.average(&model, gradients), second.average(&other, others))
+        }));
+    });
+    assert!(measured.bytes_total < BYTES as u64 / 16, "{measured:?}");
+    let (mean, _) = means.ok_or("it was measured")?;
+    let (mean, bias) = (mean?, model.bias.as_ref().ok_or("it has a bias")?.id);
+    assert_eq!(address::<1>(&mean, bias)?, address::<2>(&mean, model.weight.id)? + BYTES);
+    assert_eq!(
+        mean.get::<2>(model.weight.id).map(|mean| mean.sum().into_scalar()),
+        Some((SIDE * SIDE) as f32)
+    );
     Ok(())
 }
 
