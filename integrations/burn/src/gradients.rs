@@ -1,13 +1,17 @@
-//! Gradients of a module on their way into the buffers of an all-reduce, and out of its results.
+//! Gradients of a module, and their means over the ranks of a group.
 
 use std::{ops::Range, pin::Pin};
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{Bytes, DType, Tensor, TensorData, bf16, f16},
 };
-use tensorwire::memory::{BufMut, Pool};
+use tensorwire::{
+    DataType, WorkerError,
+    collective::{Group, Reduction},
+    memory::Pool,
+};
 
 use crate::{
     convert::{shared, to_tensorwire},
@@ -15,146 +19,163 @@ use crate::{
     parameters::{Parameter, Path},
 };
 
-/// Where the gradients of all trained parameters are: those of one element type in one tensor, in the module's order, and behind them a
-/// number for each of these parameters, which is 1 on ranks that have a gradient of it.
+/// Gradients from this length on are averaged alone, in their own memory.
+const LONG_BYTES: usize = 256 << 10;
+/// How long gradients in one tensor may be together, so that a processor's cache still has what was written when it is combined.
+const PART_BYTES: usize = 1 << 20;
+
+/// The trained parameters of a module, and how their gradients travel: each rank makes the same calls for them.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) trained: Vec<Parameter>,
-    places: Vec<Place>,
+    /// The numbers of those with long gradients.
+    long: Vec<usize>,
+    /// The others.
     parts: Vec<Part>,
 }
 
-#[derive(Debug)]
-struct Place {
-    part: usize,
-    elements: Range<usize>,
-    /// Which of the part's parameters it is.
-    number: usize,
-}
-
-/// The gradients of one element type.
+/// Gradients of one element type, in one tensor.
 #[derive(Debug)]
 struct Part {
     dtype: DType,
-    parameters: usize,
+    sent_as: DataType,
     elements: usize,
+    places: Vec<Place>,
 }
 
-impl Part {
-    fn length(&self) -> usize {
-        self.elements + self.parameters
-    }
-
-    fn bytes(&self, elements: Range<usize>) -> Range<usize> {
-        let width = self.dtype.size();
-        elements.start * width..elements.end * width
-    }
-
-    fn flag(&self, number: usize) -> Range<usize> {
-        self.bytes(self.elements + number..self.elements + number + 1)
-    }
+/// The elements of a trained parameter.
+#[derive(Debug)]
+struct Place {
+    parameter: usize,
+    elements: Range<usize>,
 }
 
 impl Plan {
     /// # Errors
     /// [`Error::UnknownToTensorwire`].
     pub(crate) fn new(trained: Vec<Parameter>) -> Result<Self, Error> {
-        let (mut places, mut parts) = (Vec::new(), Vec::<Part>::new());
-        for Parameter { name, dtype, shape } in &trained {
-            if to_tensorwire(*dtype).is_none() {
+        let (mut long, mut parts) = (Vec::new(), Vec::<Part>::new());
+        for (number, parameter) in trained.iter().enumerate() {
+            let Parameter { name, dtype, .. } = parameter;
+            let Some(sent_as) = to_tensorwire(*dtype) else {
                 return Err(Error::UnknownToTensorwire { name: name.clone(), dtype: *dtype });
-            }
-            let part = parts.iter().position(|part| part.dtype == *dtype).unwrap_or(parts.len());
-            if part == parts.len() {
-                parts.push(Part { dtype: *dtype, parameters: 0, elements: 0 });
-            }
-            let Part { parameters, elements, .. } = &mut parts[part];
-            let end = *elements + shape.iter().product::<usize>();
-            places.push(Place { part, elements: *elements..end, number: *parameters });
-            (*elements, *parameters) = (end, *parameters + 1);
-        }
-        Ok(Self { trained, places, parts })
-    }
-
-    /// The tensors of an all-reduce, one for each element type. Parameters without a gradient get zeros.
-    ///
-    /// # Errors
-    /// [`Error::Burn`]; [`Error::Worker`] if the pool has no room.
-    pub(crate) async fn fill(
-        &self,
-        pool: &Pool,
-        gradients: Vec<Option<Reading>>,
-    ) -> Result<Vec<tensorwire::Tensor>, Error> {
-        let width = |part: &Part| pool.try_alloc(part.length() * part.dtype.size());
-        let buffers = self.parts.iter().map(width).collect::<Result<Vec<_>, _>>();
-        let mut buffers = buffers.map_err(tensorwire::WorkerError::from)?;
-        for (place, gradient) in self.places.iter().zip(gradients) {
-            let data = match gradient {
-                Some(reading) => Some(reading.await?),
-                None => None,
             };
-            let (part, buffer) = (&self.parts[place.part], &mut buffers[place.part]);
-            write(part, place, buffer, data.as_ref())?;
+            let elements = parameter.elements();
+            let bytes = elements * dtype.size();
+            if bytes >= LONG_BYTES {
+                long.push(number);
+                continue;
+            }
+            let has_room =
+                |part: &Part| part.dtype == *dtype && part.elements * dtype.size() + bytes <= PART_BYTES;
+            match parts.iter_mut().find(|part| has_room(part)) {
+                Some(part) => part.add(number, elements),
+                None => {
+                    let mut part = Part { dtype: *dtype, sent_as, elements: 0, places: Vec::new() };
+                    part.add(number, elements);
+                    parts.push(part);
+                }
+            }
         }
-        let tensor = |(part, buffer): (&Part, BufMut)| {
-            // It was looked up in `new`.
-            let dtype = to_tensorwire(part.dtype).unwrap_or(tensorwire::DataType::F32);
-            Ok(tensorwire::Tensor::new(buffer, dtype, &[part.length() as u64])?)
-        };
-        self.parts.iter().zip(buffers).map(tensor).collect()
+        Ok(Self { trained, long, parts })
     }
 
-    /// Views of the results, one for each trained parameter; `None` if no rank had a gradient.
-    fn views(&self, results: Vec<tensorwire::Tensor>) -> Vec<Option<burn::tensor::Bytes>> {
-        let results: Vec<bytes::Bytes> = results.into_iter().map(Into::into).collect();
-        let view = |place: &Place| {
-            let (part, result) = (&self.parts[place.part], results.get(place.part)?);
-            let has_any = result.get(part.flag(place.number))?.iter().any(|&byte| byte != 0);
-            has_any.then(|| shared(result.slice(part.bytes(place.elements.clone())), part.dtype))
-        };
-        self.places.iter().map(view).collect()
-    }
-
-    /// Gradients that are views of the results of an all-reduce.
+    /// The means of the gradients over all ranks; `None` where no rank has one. A rank without one counts as one with zeros.
     ///
     /// # Errors
-    /// [`Error::Burn`].
-    pub(crate) fn give<M: Module>(
+    /// [`Error::Group`]; [`Error::Burn`]; [`Error::Worker`] if the pool has no room.
+    pub(crate) async fn means(
         &self,
-        module: &M,
-        results: Vec<tensorwire::Tensor>,
-    ) -> Result<GradientsParams, Error> {
-        let views = self.views(results).into_iter().zip(&self.trained);
-        let mut giving = Giving { views, given: GradientsParams::new(), problem: None };
-        module.visit(&mut giving);
-        giving.problem.map_or(Ok(giving.given), |problem| Err(Error::Burn(problem)))
+        group: &Group,
+        mut gradients: Vec<Option<Reading>>,
+    ) -> Result<Vec<Option<TensorData>>, Error> {
+        let mut holders: Vec<u32> = gradients.iter().map(|gradient| u32::from(gradient.is_some())).collect();
+        group.all_reduce(&mut holders).await?;
+        let has_any = |number: usize| holders.get(number).is_some_and(|holders| *holders > 0);
+        let mut means = Vec::new();
+        means.resize_with(gradients.len(), || None);
+        for part in &self.parts {
+            let tensor = part.fill(group.worker().pool(), &mut gradients).await?;
+            let result = group.all_reduce_tensors([tensor]).reduction(Reduction::Mean).await?;
+            let result = bytes::Bytes::from(result);
+            for place in part.places.iter().filter(|place| has_any(place.parameter)) {
+                let mean = shared(result.slice(part.bytes(&place.elements)), part.dtype);
+                means[place.parameter] = Some(self.trained[place.parameter].with(mean)?);
+            }
+        }
+        for number in self.long.iter().copied().filter(|number| has_any(*number)) {
+            let gradient = gradients.get_mut(number).and_then(Option::take);
+            means[number] = Some(mean_of(group, &self.trained[number], gradient).await?);
+        }
+        Ok(means)
     }
 }
 
-fn write(part: &Part, place: &Place, buffer: &mut BufMut, data: Option<&TensorData>) -> Result<(), Error> {
-    let flag = &mut buffer[part.flag(place.number)];
-    // The memory is that of earlier tensors.
-    flag.fill(0);
-    match (data, part.dtype) {
-        (None, _) => {}
-        (Some(_), DType::F64) => flag.copy_from_slice(&1f64.to_le_bytes()),
-        (Some(_), DType::F16) => flag.copy_from_slice(&tensorwire::f16::ONE.to_le_bytes()),
-        (Some(_), DType::BF16) => flag.copy_from_slice(&tensorwire::bf16::ONE.to_le_bytes()),
-        (Some(_), _) => flag.copy_from_slice(&1f32.to_le_bytes()),
+impl Part {
+    fn add(&mut self, parameter: usize, elements: usize) {
+        let begin = self.elements;
+        self.elements += elements;
+        self.places.push(Place { parameter, elements: begin..self.elements });
     }
-    let values = &mut buffer[part.bytes(place.elements.clone())];
-    match data {
-        None => values.fill(0),
-        Some(data) if data.bytes().len() == values.len() => values.copy_from_slice(data.bytes()),
-        Some(data) => {
-            return Err(Error::Burn(format!(
-                "a gradient has {} bytes, not {}",
-                data.bytes().len(),
-                values.len()
-            )));
+
+    fn bytes(&self, elements: &Range<usize>) -> Range<usize> {
+        let width = self.dtype.size();
+        elements.start * width..elements.end * width
+    }
+
+    /// Reads its gradients into a tensor.
+    async fn fill(
+        &self,
+        pool: &Pool,
+        gradients: &mut [Option<Reading>],
+    ) -> Result<tensorwire::Tensor, Error> {
+        let mut buffer = pool.try_alloc(self.elements * self.dtype.size()).map_err(WorkerError::from)?;
+        for place in &self.places {
+            let values = self.bytes(&place.elements);
+            match gradients.get_mut(place.parameter).and_then(Option::take) {
+                // Its form was compared with that of the parameter, so its length is right.
+                Some(gradient) => buffer[values].copy_from_slice(gradient.await?.bytes()),
+                // The memory is that of earlier tensors.
+                None => buffer[values].fill(0),
+            }
         }
+        Ok(tensorwire::Tensor::new(buffer, self.sent_as, &[self.elements as u64])?)
     }
-    Ok(())
+}
+
+/// The mean of a long gradient, in its own memory.
+async fn mean_of(
+    group: &Group,
+    parameter: &Parameter,
+    gradient: Option<Reading>,
+) -> Result<TensorData, Error> {
+    let mut data = match gradient {
+        Some(gradient) => gradient.await?,
+        None => {
+            parameter.with(Bytes::from_bytes_vec(vec![0; parameter.elements() * parameter.dtype.size()]))?
+        }
+    };
+    macro_rules! averaged {
+        ($rust:ty) => {{
+            let values = data.as_mut_slice::<$rust>().map_err(|error| parameter.unfit(&error))?;
+            group.all_reduce(values).reduction(Reduction::Mean).await?
+        }};
+    }
+    match parameter.dtype {
+        DType::F64 => averaged!(f64),
+        DType::F16 => averaged!(f16),
+        DType::BF16 => averaged!(bf16),
+        // Trained parameters are floats.
+        _ => averaged!(f32),
+    }
+    Ok(data)
+}
+
+/// Gradients that are the `means` of the trained parameters.
+pub(crate) fn give<M: Module>(module: &M, means: Vec<Option<TensorData>>) -> GradientsParams {
+    let mut giving = Giving { means: means.into_iter(), given: GradientsParams::new() };
+    module.visit(&mut giving);
+    giving.given
 }
 
 /// A gradient that is read back from its device.
@@ -204,26 +225,20 @@ impl ModuleVisitor for Taking {
     }
 }
 
-struct Giving<V> {
+struct Giving {
     /// Of the parameters that are yet to be visited.
-    views: V,
+    means: std::vec::IntoIter<Option<TensorData>>,
     given: GradientsParams,
-    problem: Option<String>,
 }
 
-impl<'a, V: Iterator<Item = (Option<burn::tensor::Bytes>, &'a Parameter)>> ModuleVisitor for Giving<V> {
+impl ModuleVisitor for Giving {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_require_grad() {
             return;
         }
-        let Some((Some(view), parameter)) = self.views.next() else { return };
-        match TensorData::try_from_bytes(view, parameter.shape.clone(), parameter.dtype) {
-            Ok(data) => {
-                // Gradients are of the device without autodiff.
-                let device = param.device().inner();
-                self.given.register(param.id, Tensor::<D>::from_data(data, (&device, parameter.dtype)));
-            }
-            Err(error) => self.problem = Some(format!("`{}`: {error}", parameter.name)),
-        }
+        let Some(Some(mean)) = self.means.next() else { return };
+        // Gradients are of the device without autodiff.
+        let (device, dtype) = (param.device().inner(), mean.dtype());
+        self.given.register(param.id, Tensor::<D>::from_data(mean, (&device, dtype)));
     }
 }

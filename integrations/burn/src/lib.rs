@@ -50,8 +50,8 @@
 //!
 //! # Gradients of several processes
 //!
-//! burn averages gradients over the devices of one process. [`Replicas`] average those of the ranks of a group, in one all-reduce for each
-//! element type, and go on without ranks that are lost:
+//! burn averages gradients over the devices of one process. [`Replicas`] average those of the ranks of a group, many short ones in one
+//! call, and go on without ranks that are lost:
 //!
 //! ```no_run
 //! use burn::{nn::Linear, optim::{AdamConfig, GradientsParams}, tensor::Tensor};
@@ -84,8 +84,9 @@
 //! # Copies
 //! On the back end Flex (`Device::flex()`), a module has the memory into which its weights arrived; over shared memory that is the
 //! trainer's own, which stays lent while a parameter has it. burn never writes into it: the first step of an optimiser puts a parameter
-//! into other memory. On its way out each parameter is copied once, into the worker's pool, and so is each gradient. Other back
-//! ends copy to and from their devices, and of a parameter on the way out burn makes another copy.
+//! into other memory. On its way out each parameter is copied once, into the worker's pool. Gradients are averaged where they are, except
+//! short ones, which are copied together. Other back ends copy to and from their devices, and of a parameter on the way out burn makes
+//! another copy.
 //!
 //! The feature `flex`, on by default, turns burn's back end of that name on. A program for another back end leaves it out.
 //!

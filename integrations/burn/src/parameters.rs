@@ -4,8 +4,10 @@ use std::fmt;
 
 use burn::{
     module::{Module, ModuleVisitor, Param, Parameter as Value},
-    tensor::{Bool, DType, Int, Tensor, kind::Basic},
+    tensor::{Bool, Bytes, DType, Int, Tensor, TensorData, kind::Basic},
 };
+
+use crate::error::Error;
 
 /// A parameter of a module, as it is saved.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,6 +16,24 @@ pub(crate) struct Parameter {
     pub(crate) name: String,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
+}
+
+impl Parameter {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// These bytes as elements of its type and shape.
+    ///
+    /// # Errors
+    /// [`Error::Burn`] if they are more or fewer.
+    pub(crate) fn with(&self, bytes: Bytes) -> Result<TensorData, Error> {
+        TensorData::try_from_bytes(bytes, self.shape.clone(), self.dtype).map_err(|error| self.unfit(&error))
+    }
+
+    pub(crate) fn unfit(&self, error: &impl fmt::Display) -> Error {
+        Error::Burn(format!("`{}`: {error}", self.name))
+    }
 }
 
 impl fmt::Display for Parameter {

@@ -3,10 +3,7 @@
 use std::collections::HashMap;
 
 use burn::{module::Module, optim::GradientsParams};
-use tensorwire::{
-    DataType, Tensor,
-    collective::{Group, Reduction},
-};
+use tensorwire::{DataType, Tensor, collective::Group};
 
 use crate::{
     error::Error,
@@ -62,8 +59,9 @@ impl Replicas {
     ///
     /// A rank without a gradient of a parameter counts as one with zeros. If no rank has one, the result has none.
     ///
-    /// Gradients are copied once, into memory of the worker's pool, from where the other ranks of the host read them in place.
-    /// On burn's back end Flex the results are parts of that memory.
+    /// Gradients of 256 KiB or more are averaged alone; on burn's back end Flex, in their own memory. Shorter ones are copied
+    /// once into tensors of up to 1 MiB, so a call is made for many of them, and their means are parts of its result. Element types
+    /// are not mixed.
     ///
     /// # Errors
     /// [`Error::Group`] if ranks are lost or do not call this: the group is over. [`Error::Changed`], [`Error::Burn`] and
@@ -80,15 +78,8 @@ impl Replicas {
         if let Some((own, before)) = difference(trained.iter(), self.plan.trained.iter()) {
             return Err(Error::Changed { own, before });
         }
-        let tensors = self.plan.fill(self.group.worker().pool(), taken).await?;
-        // All are called before the first is awaited, so they are in progress together.
-        let called =
-            tensors.into_iter().map(|part| self.group.all_reduce_tensors([part]).reduction(Reduction::Mean));
-        let mut results = Vec::new();
-        for call in called.collect::<Vec<_>>() {
-            results.push(call.await?);
-        }
-        self.plan.give(module, results)
+        let means = self.plan.means(&self.group, taken).await?;
+        Ok(gradients::give(module, means))
     }
 
     /// The group.

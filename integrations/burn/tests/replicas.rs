@@ -8,7 +8,7 @@ use burn::{
     nn::{Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams},
     store::ModuleSnapshot as _,
-    tensor::{DType, Device, Distribution, Tensor, Tolerance, f16},
+    tensor::{DType, Device, Distribution, Tensor, Tolerance},
 };
 use tensorwire::{
     FabricKind, Worker,
@@ -193,47 +193,53 @@ async fn modules_that_differ_are_named_on_all_ranks_and_the_group_goes_on() -> O
     Ok(())
 }
 
-/// Two scalars of different element types, of which a rank may use either.
+/// Parameters of different element types and lengths, of which a rank may use any.
 #[derive(Module, Debug)]
-struct Two {
+struct Mixed {
     wide: Param<Tensor<1>>,
     narrow: Param<Tensor<1>>,
+    long: Param<Tensor<1>>,
 }
 
-impl Two {
+fn values(gradients: &GradientsParams, id: ParamId) -> Result<Vec<f32>, Failure> {
+    let data = gradients.get::<1>(id).ok_or("a rank has a gradient")?.into_data();
+    Ok(data.try_into_vec_as().map_err(|error| format!("{error:?}"))?)
+}
+
+/// The elements of a gradient that is averaged alone.
+const LONG: usize = 1 << 18;
+
+impl Mixed {
     fn new() -> Self {
-        let of = |dtype| Tensor::<1>::from_data([2f32], (&device(), dtype)).require_grad();
-        Self {
-            wide: Param::initialized(ParamId::new(), of(DType::F32)),
-            narrow: Param::initialized(ParamId::new(), of(DType::F16)),
-        }
+        let of = |length, dtype| {
+            let tensor = Tensor::<1>::full([length], 2.0, (&device(), dtype));
+            Param::initialized(ParamId::new(), tensor.require_grad())
+        };
+        Self { wide: of(1, DType::F32), narrow: of(1, DType::F16), long: of(LONG, DType::BF16) }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_without_a_gradient_counts_as_zeros_and_none_at_all_stays_none() -> Outcome {
     ranks(2, FabricKind::SHM, |group| async move {
-        let mut two = Two::new();
-        let (replicas, _) = Replicas::align(&group, 0, &mut two).await?;
+        let mut model = Mixed::new();
+        let (replicas, _) = Replicas::align(&group, 0, &mut model).await?;
 
-        // Rank 0 uses both, and rank 1 the first only.
-        let wide = two.wide.val().mul_scalar(3.0).sum();
-        let mut gradients = GradientsParams::from_grads(wide.backward(), &two);
+        // Rank 0 uses all, and rank 1 the first only.
+        let mut loss = model.wide.val().mul_scalar(3.0).sum();
         if group.rank() == 0 {
-            let narrow = two.narrow.val().mul_scalar(5.0).sum();
-            let of_narrow = GradientsParams::from_grads(narrow.backward(), &two);
-            let gradient = of_narrow.get::<1>(two.narrow.id).ok_or("it was used")?;
-            gradients.register(two.narrow.id, gradient);
+            loss = loss + model.narrow.val().cast(DType::F32).mul_scalar(5.0).sum();
+            loss = loss + model.long.val().cast(DType::F32).mul_scalar(7.0).sum();
         }
-        let mean = replicas.average(&two, gradients).await?;
-        let wide = mean.get::<1>(two.wide.id).ok_or("both used it")?;
-        assert_eq!(wide.into_data().try_into_vec::<f32>().map_err(|error| format!("{error:?}"))?, [3.0]);
-        let narrow = mean.get::<1>(two.narrow.id).ok_or("one used it")?;
-        let values = narrow.into_data().try_into_vec::<f16>().map_err(|error| format!("{error:?}"))?;
-        assert_eq!(values, [f16::from_f32(2.5)]);
+        let mean = replicas.average(&model, GradientsParams::from_grads(loss.backward(), &model)).await?;
+        assert_eq!(values(&mean, model.wide.id)?, [3.0]);
+        assert_eq!(values(&mean, model.narrow.id)?, [2.5]);
+        assert!(values(&mean, model.long.id)? == [3.5; LONG]);
+        let types = [model.narrow.id, model.long.id].map(|id| mean.get::<1>(id).map(|mean| mean.dtype()));
+        assert_eq!(types, [Some(DType::F16), Some(DType::BF16)]);
 
-        // No rank has one of either.
-        let mean = replicas.average(&two, GradientsParams::new()).await?;
+        // No rank has one of any.
+        let mean = replicas.average(&model, GradientsParams::new()).await?;
         assert!(mean.is_empty());
         group.close().await?;
         Ok(())
@@ -244,26 +250,30 @@ async fn a_rank_without_a_gradient_counts_as_zeros_and_none_at_all_stays_none() 
 
 /// 4 MiB of values, so that other allocations do not matter.
 const SIDE: usize = 1 << 10;
-const BYTES: usize = SIDE * SIDE * size_of::<f32>();
+const BYTES: u64 = (SIDE * SIDE * size_of::<f32>()) as u64;
 
-/// The address of a mean of gradients.
-fn address<const D: usize>(mean: &GradientsParams, id: ParamId) -> Result<usize, Failure> {
-    let tensor = mean.get::<D>(id).ok_or("it has a gradient")?.try_into_primitive::<Flex>();
+/// The address of a gradient.
+fn address<const D: usize>(gradients: &GradientsParams, id: ParamId) -> Result<usize, Failure> {
+    let tensor = gradients.get::<D>(id).ok_or("it has a gradient")?.try_into_primitive::<Flex>();
     Ok(tensor.map_err(|error| format!("{error:?}"))?.bytes().as_ptr().addr())
 }
 
-/// The module, and its gradients, all 1.
-fn large() -> (Linear, GradientsParams) {
-    let (model, mut gradients) = (LinearConfig::new(SIDE, SIDE).init(&device()), GradientsParams::new());
-    gradients.register(model.weight.id, Tensor::<2>::ones([SIDE, SIDE], &Device::flex()));
-    if let Some(bias) = &model.bias {
-        gradients.register(bias.id, Tensor::<1>::ones([SIDE], &Device::flex()));
+/// The modules, the first of which has a long gradient, and gradients, all 1.
+fn large() -> (Vec<Linear>, GradientsParams) {
+    let layers =
+        [(SIDE, SIDE), (3, 5)].map(|(from, to)| LinearConfig::new(from, to).init(&device())).to_vec();
+    let mut gradients = GradientsParams::new();
+    for Linear { weight, bias } in &layers {
+        gradients.register(weight.id, Tensor::<2>::ones(weight.shape(), &Device::flex()));
+        if let Some(bias) = bias {
+            gradients.register(bias.id, Tensor::<1>::ones(bias.shape(), &Device::flex()));
+        }
     }
-    (model, gradients)
+    (layers, gradients)
 }
 
 #[test]
-fn gradients_are_copied_into_the_pool_only_and_their_means_are_parts_of_one_tensor() -> Outcome {
+fn long_gradients_stay_where_they_are_and_short_ones_become_parts_of_one_tensor() -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let both = runtime.block_on(async {
         let mut workers = Vec::new();
@@ -280,19 +290,23 @@ fn gradients_are_copied_into_the_pool_only_and_their_means_are_parts_of_one_tens
         Ok::<_, Failure>((first?, second?))
     });
     let ((first, model, gradients), (second, other, others)) = both?;
+    let long = model[0].weight.id;
+    let before = address::<2>(&gradients, long)?;
     let mut means = None;
     let measured = allocation_counter::measure(|| {
         means = Some(runtime.block_on(async {
             tokio::join!(first.average(&model, gradients), second.average(&other, others))
         }));
     });
-    assert!(measured.bytes_total < BYTES as u64 / 16, "{measured:?}");
+    assert!(measured.bytes_total < BYTES / 16, "{measured:?}");
     let (mean, _) = means.ok_or("it was measured")?;
-    let (mean, bias) = (mean?, model.bias.as_ref().ok_or("it has a bias")?.id);
-    assert_eq!(address::<1>(&mean, bias)?, address::<2>(&mean, model.weight.id)? + BYTES);
+    let (mean, bias) = (mean?, model[0].bias.as_ref().ok_or("it has a bias")?.id);
+    assert_eq!(address::<2>(&mean, long)?, before);
+    assert_eq!(mean.get::<2>(long).map(|mean| mean.sum().into_scalar()), Some((SIDE * SIDE) as f32));
+    // The first bias is followed by the second weight.
     assert_eq!(
-        mean.get::<2>(model.weight.id).map(|mean| mean.sum().into_scalar()),
-        Some((SIDE * SIDE) as f32)
+        address::<2>(&mean, model[1].weight.id)?,
+        address::<1>(&mean, bias)? + SIDE * size_of::<f32>()
     );
     Ok(())
 }
