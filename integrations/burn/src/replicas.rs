@@ -24,9 +24,9 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Makes the modules of all ranks the same: they get the weights of the rank that has done the most steps, of several the lowest, and
-    /// so the number of that rank's steps, which is returned. All ranks call this before the first step, each time with the steps that it
-    /// has done, and again after ranks are lost or admitted, because some may have completed a step that failed on others.
+    /// Makes the modules of all ranks the same: they get the weights of the rank that has done the most steps, or of the lowest of several
+    /// such ranks. Returns the number of that rank's steps, from which all go on. All ranks call this before the first step, and again
+    /// after ranks are lost or admitted, because some may have completed a step that failed on others. `steps` is what this rank has done.
     ///
     /// The state of an optimiser, such as momentum, is not sent. Weights are read back from a device as by
     /// [`named_tensors`](crate::named_tensors).
