@@ -39,11 +39,11 @@ lint_builds() {
     export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 }
 
-# need_tool NAME: installs `cargo NAME`, unless there is one. It is built without optimisation: such a tool runs for seconds, and
-# optimised it takes minutes to build.
+# need_tool NAME [FEATURE [LEVEL]]: installs `cargo NAME`, unless there is one. It is built without optimisation, unless at this LEVEL:
+# such a tool runs for seconds, and optimised it takes minutes to build.
 need_tool() {
     cargo "$1" --version >/dev/null 2>&1 && return
-    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=64 \
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=${3:-0} CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=64 \
         CARGO_PROFILE_RELEASE_DEBUG=0 cargo install --locked "cargo-$1" ${2:+--features "$2"}
 }
 
