@@ -26,7 +26,7 @@ pub struct Inputs {
     #[arg(long, value_name = "FOLDER")]
     pub work: PathBuf,
     /// Packages that are trained with.
-    #[arg(long = "train", default_value_t = 1500, value_name = "COUNT")]
+    #[arg(long = "train", default_value_t = 3000, value_name = "COUNT")]
     pub trained: usize,
     /// Further packages, whose synopses are the queries that measure.
     #[arg(long, default_value_t = 500, value_name = "COUNT")]

@@ -13,3 +13,4 @@ pub mod service;
 pub mod tokens;
 pub mod trainer;
 pub mod training;
+pub mod tunable;

@@ -1,5 +1,7 @@
 //! The command of the example.
 
+#![forbid(unsafe_code)]
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use live_search::{run, service, trainer};

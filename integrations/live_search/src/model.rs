@@ -9,9 +9,10 @@ use tensorwire::sets::Snapshot;
 use tensorwire_candle::Variables;
 
 use crate::{
-    encoder::{Encoder, Tunable},
+    encoder::Encoder,
     inputs::{PROBE, PROBE_TEXT},
     tokens::{Batch, Tokens},
+    tunable::Tunable,
 };
 
 /// Queries between two comparisons with the probe, beside the one after each version.

@@ -11,9 +11,9 @@ use anyhow::{Context as _, Result};
 use candle_core::{Device, Tensor};
 
 use crate::{
-    encoder::Tunable,
     packages::{Packages, hash},
     tokens::Tokens,
+    tunable::Tunable,
 };
 
 /// The longest document, in tokens; the rest of its text is not read.
@@ -68,7 +68,8 @@ impl Prepared {
 
 /// Writes a file of tensors that has its name only once it is complete.
 pub(crate) fn write_whole(path: &Path, tensors: &HashMap<&str, Tensor>) -> Result<()> {
-    let new = path.with_extension("new");
+    // Two processes that are started at the same time write the same file.
+    let new = path.with_extension(format!("new.{}", std::process::id()));
     let context = || format!("writing {}", path.display());
     candle_core::safetensors::save(tensors, &new).with_context(context)?;
     fs::rename(&new, path).with_context(context)
@@ -92,27 +93,31 @@ fn file_of(work: &Path, model: &Path, packages: &Packages) -> Result<PathBuf> {
 
 fn compute(model: &Path, packages: &Packages, mut progress: impl FnMut(f64)) -> Result<Prepared> {
     let encoder = Tunable::load(model)?.encoder;
+    let (documents, queries) = (packages.all.chunks(TOGETHER), packages.for_training().chunks(TOGETHER));
+    let parts = (documents.len() + queries.len()) as f64;
+    let mut done = 0.0;
+    let mut one_more = || {
+        done += 1.0;
+        progress(done / parts);
+    };
     let tokens = Tokens::load(model, DOCUMENT_TOKENS)?;
-    let parts = packages.all.chunks(TOGETHER);
-    let count = parts.len() as f64;
-    let mut documents = Vec::new();
-    for (number, part) in parts.enumerate() {
+    let mut vectors = Vec::new();
+    for part in documents {
         let texts: Vec<&str> = part.iter().map(|package| &*package.description).collect();
-        documents.push(encoder.embed(&tokens.batch(&texts)?)?.detach());
-        progress((number + 1) as f64 / count);
+        vectors.push(encoder.embed(&tokens.batch(&texts)?)?.detach());
+        one_more();
     }
     let tokens = Tokens::load(model, QUERY_TOKENS)?;
-    let synopses: Vec<&str> = packages.for_training().iter().map(|package| &*package.synopsis).collect();
-    let batch = tokens.batch(&synopses)?;
-    let mut hidden = Vec::new();
-    for from in (0..synopses.len()).step_by(TOGETHER) {
-        let length = TOGETHER.min(synopses.len() - from);
-        let (ids, mask) = (batch.ids.narrow(0, from, length)?, batch.mask.narrow(0, from, length)?);
-        hidden.push(encoder.below_last_layer(&crate::tokens::Batch { ids, mask })?.detach());
+    let (mut hidden, mut mask) = (Vec::new(), Vec::new());
+    for part in queries {
+        let texts: Vec<&str> = part.iter().map(|package| &*package.synopsis).collect();
+        let batch = tokens.batch(&texts)?;
+        // All parts are made as long as a query can be, so that they are one tensor.
+        let absent = QUERY_TOKENS - batch.mask.dim(1)?;
+        hidden.push(encoder.below_last_layer(&batch)?.detach().pad_with_zeros(1, 0, absent)?);
+        mask.push(batch.mask.pad_with_zeros(1, 0, absent)?);
+        one_more();
     }
-    Ok(Prepared {
-        documents: Tensor::cat(&documents, 0)?,
-        hidden: Tensor::cat(&hidden, 0)?,
-        mask: batch.mask,
-    })
+    let documents = Tensor::cat(&vectors, 0)?;
+    Ok(Prepared { documents, hidden: Tensor::cat(&hidden, 0)?, mask: Tensor::cat(&mask, 0)? })
 }

@@ -25,11 +25,11 @@ use tokio::{
 };
 
 use crate::{
-    encoder::Tunable,
     inputs::{Inputs, SET},
     model::{Answer, Checks, Index, Model},
     prepared::{Prepared, QUERY_TOKENS},
     tokens::Tokens,
+    tunable::Tunable,
 };
 
 /// Queries and versions that wait for the model; further ones wait outside.

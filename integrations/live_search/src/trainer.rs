@@ -12,14 +12,14 @@ use tokio::{
 };
 
 use crate::{
-    encoder::Tunable,
     inputs::{Inputs, PROBE, PROBE_TEXT, SET},
     prepared::{Prepared, QUERY_TOKENS},
     tokens::{Batch, Tokens},
     training::{Pace, Training},
+    tunable::Tunable,
 };
 
-/// What the trainer prints before the version of each step, and before the loss of the step.
+/// What the trainer prints before each version that it commits, and the loss of the step to it.
 pub(crate) const STEPPED: &str = "trainer: version ";
 /// What the trainer prints before the version with which it waits for the next line of standard input.
 pub(crate) const RESTS: &str = "trainer: rests at version ";
@@ -70,8 +70,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let worker = Worker::builder("trainer").bind(bind).start().await?;
     let publisher =
         Publisher::new(worker.clone(), &tunable, &training, &Tokens::load(&inputs.model, QUERY_TOKENS)?)?;
+    println!("{STEPPED}{}, at {}", training.version(), worker.address());
     publisher.commit(&training).await?;
-    println!("trainer: version {} at {}", training.version(), worker.address());
     loop {
         let wanted = *mode.borrow_and_update();
         match wanted {
@@ -97,12 +97,15 @@ async fn step(
     commits: bool,
 ) -> Result<()> {
     let loss = block_in_place(|| training.step())?;
-    // Before the commit: no service has a version that was not printed.
-    println!("{STEPPED}{}, loss {loss:.3}", training.version());
+    let version = training.version();
     if commits {
+        // Before the commit: no service has a version that was not printed.
+        println!("{STEPPED}{version}, loss {loss:.3}");
         publisher.commit(training).await?;
+    } else {
+        println!("trainer: silent step to version {version}, loss {loss:.3}");
     }
-    if training.version().is_multiple_of(arguments.checkpoint_every) {
+    if version.is_multiple_of(arguments.checkpoint_every) {
         block_in_place(|| training.write(&arguments.inputs.checkpoint()))?;
     }
     Ok(())

@@ -7,9 +7,9 @@ use candle_core::{Device, IndexOp as _, Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, loss::cross_entropy};
 
 use crate::{
-    encoder::Tunable,
     packages::hash,
     prepared::{Prepared, write_whole},
+    tunable::Tunable,
 };
 
 /// Products of vectors are divided by this before they are compared, as usual for such encoders.
@@ -19,7 +19,7 @@ const TEMPERATURE: f64 = 0.05;
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Pace {
     /// The queries of a step.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// AdamW's learning rate.
     #[arg(long, default_value_t = 2e-4)]

@@ -1,5 +1,6 @@
 //! The whole story: a trainer and two services, queries all the while, and both kinds of processes killed and restarted.
 
+mod cast;
 mod http;
 mod load;
 mod process;
@@ -7,35 +8,26 @@ mod recall;
 mod report;
 
 use std::{
-    io::Write as _,
     path::PathBuf,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::{
     inputs::Inputs,
     prepared::Prepared,
     run::{
+        cast::{Cast, stats},
         load::Load,
-        process::Process,
-        report::{Latency, Moved, Recovery, Report},
+        report::{Latency, Moved, Recovery, Report, is_sound},
     },
-    service::Stats,
     trainer::{RESTS, STEPPED},
 };
 
-pub(crate) use report::is_sound;
-
 /// The longest duration of a start, of a recovery, and of the rest of the training.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Between two looks at something that cannot be waited for.
-const LOOK: Duration = Duration::from_millis(20);
-/// The services and the only fabric that each uses.
-const SERVICES: [(&str, &str); 2] = [("search-shm", "shm"), ("search-tcp", "tcp")];
 
 /// Runs a trainer and two services, kills and restarts both kinds, and prints what was measured.
 #[derive(Debug, Clone, clap::Args)]
@@ -61,15 +53,6 @@ fn rate(text: &str) -> Result<f64, String> {
     if (0.01..=1e4).contains(&value) { Ok(value) } else { Err("it is from 0.01 to 10000".to_owned()) }
 }
 
-/// The processes of a run.
-struct Cast {
-    trainer: Process,
-    services: Vec<Process>,
-    addresses: Arc<[String]>,
-    held_out: Vec<(String, String)>,
-    queries: Arc<[String]>,
-}
-
 /// Runs everything, and prints the table.
 ///
 /// # Errors
@@ -86,9 +69,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let load = Load::start(cast.addresses.clone(), cast.queries.clone(), each);
     let latencies = latencies(&mut cast, &load, Duration::from_secs_f64(arguments.seconds), began).await?;
     let trainer = kill_trainer(&mut cast, &load, began).await?;
-    let went_back = stats(&cast.addresses).await?.iter().map(|stats| stats.went_back).sum();
-    // The one over TCP. What it has counted ends with it.
+    // What a service has counted ends with it.
     let killed = stats(&cast.addresses).await?;
+    let went_back = killed.iter().map(|stats| stats.went_back).sum();
     let service = kill_service(&mut cast, &load, 1, began).await?;
 
     let until = arguments.versions.max(load.newest() + 5);
@@ -103,22 +86,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     say(began, &format!("recall@10 is {:.3}", after.at_10));
 
     let ended = stats(&cast.addresses).await?;
+    let versions = cast.trainer.printed(STEPPED)?.len();
     let moved = Moved::of(&ended);
     let checks = report::sum(killed.get(1).into_iter().chain(&ended).map(|stats| stats.checks));
     cast.end().await?;
     say(began, "all processes have ended in order");
-    let report = Report {
-        before,
-        after,
-        versions: last,
-        moved,
-        latencies,
-        checks,
-        trainer,
-        service,
-        went_back,
-        queries,
-    };
+    let report =
+        Report { before, after, versions, moved, latencies, checks, trainer, service, went_back, queries };
     println!("\n{report}");
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)?;
@@ -130,21 +104,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 /// Computes what is computed once, and returns name and synopsis of the packages that are held out.
 fn prepare(inputs: &Inputs) -> Result<Vec<(String, String)>> {
     let packages = inputs.packages()?;
-    println!(
-        "{} packages of Debian, {} of them held out. First the vectors of all descriptions, once: minutes on two cores.",
-        packages.all.len(),
-        packages.held_out().len()
-    );
-    let mut shown = 0;
+    let (all, held_out) = (packages.all.len(), packages.held_out().len());
+    println!("{all} packages of Debian, {held_out} of them held out");
+    let mut tenths = 0;
     Prepared::read_or_compute(&inputs.work, &inputs.model, &packages, |done| {
-        if (done * 10.0) as u32 > shown {
-            shown = (done * 10.0) as u32;
-            print!(" {}0 %", shown);
-            // The progress is for the eye only.
-            drop(std::io::stdout().flush());
+        if (done * 10.0) as u32 > tenths {
+            tenths = (done * 10.0) as u32;
+            // Only the first run computes them, in minutes.
+            println!("vectors of the descriptions: {tenths}0 %");
         }
     })?;
-    println!();
     let checkpoint = inputs.checkpoint();
     if checkpoint.exists() {
         std::fs::remove_file(&checkpoint).with_context(|| format!("removing {}", checkpoint.display()))?;
@@ -156,52 +125,6 @@ fn prepare(inputs: &Inputs) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-impl Cast {
-    async fn start(inputs: &Inputs, held_out: Vec<(String, String)>) -> Result<Self> {
-        let [at, first, second] = free_addresses()?;
-        let addresses: Arc<[String]> = [first, second].into();
-        let of = |command: &str, rest: &[&str]| {
-            let rest = rest.iter().map(|&argument| argument.to_owned());
-            std::iter::once(command.to_owned()).chain(inputs.arguments()).chain(rest).collect::<Vec<_>>()
-        };
-        let trainer =
-            Process::start("trainer", &inputs.work, of("trainer", &["--bind", &at, "--controlled"]))?;
-        let services = SERVICES.iter().zip(&*addresses).map(|((name, fabric), http)| {
-            let rest = ["--name", name, "--trainer", &at, "--http", http, "--fabric", fabric];
-            Process::start(name, &inputs.work, of("service", &rest))
-        });
-        let queries = held_out.iter().map(|(_, path)| path.clone()).collect();
-        let mut cast =
-            Self { trainer, services: services.collect::<Result<_>>()?, addresses, held_out, queries };
-        cast.wait_for_version(1).await?;
-        Ok(cast)
-    }
-
-    /// Waits until both services use this version or a newer one.
-    async fn wait_for_version(&mut self, version: u64) -> Result<()> {
-        let reached = async {
-            loop {
-                self.trainer.ensure_runs()?;
-                self.services.iter_mut().try_for_each(Process::ensure_runs)?;
-                let stats = stats(&self.addresses).await.unwrap_or_default();
-                if !stats.is_empty() && stats.iter().all(|stats| stats.version >= version) {
-                    return Ok(());
-                }
-                sleep(LOOK).await;
-            }
-        };
-        let late = || format!("waited {LIMIT:?} for both services to use version {version}");
-        timeout(LIMIT, reached).await.with_context(late)?
-    }
-
-    async fn end(self) -> Result<()> {
-        for service in self.services {
-            service.end().await?;
-        }
-        self.trainer.end().await
-    }
-}
-
 async fn latencies(cast: &mut Cast, load: &Load, duration: Duration, began: Instant) -> Result<Vec<Latency>> {
     let mut latencies = Vec::new();
     for (what, order) in [
@@ -209,13 +132,14 @@ async fn latencies(cast: &mut Cast, load: &Load, duration: Duration, began: Inst
         ("training, no commits", "silent"),
         ("training, a commit each step", "commit"),
     ] {
-        let from = load.newest().max(1);
+        let committed = cast.trainer.printed(STEPPED)?.len();
         cast.trainer.order(order).await?;
         say(began, &format!("queries for {} s: {what}", duration.as_secs_f64()));
         let begin = Instant::now();
         sleep(duration).await;
         let samples = load.between(begin, Instant::now());
-        latencies.push(Latency::of(what, &samples, load.newest() - from));
+        let versions = cast.trainer.printed(STEPPED)?.len() - committed;
+        latencies.push(Latency::of(what, &samples, versions));
     }
     Ok(latencies)
 }
@@ -224,7 +148,7 @@ async fn kill_trainer(cast: &mut Cast, load: &Load, began: Instant) -> Result<Re
     let killed = Instant::now();
     cast.trainer.kill().await?;
     // A version that the services have, but that no query was answered with yet, is not newer.
-    let held = load.newest().max(cast.trainer.printed_version(STEPPED).unwrap_or(0));
+    let held = load.newest().max(cast.trainer.printed(STEPPED)?.last().copied().unwrap_or(0));
     say(began, &format!("SIGKILL to the trainer, at version {held}; it starts again from its checkpoint"));
     cast.trainer.restart()?;
     cast.trainer.order("commit").await?;
@@ -251,25 +175,6 @@ async fn kill_service(cast: &mut Cast, load: &Load, victim: usize, began: Instan
     let recovery = Recovery::of(killed, &current, held, &load.between(killed, current.ended));
     say(began, &format!("it answers with version {} after {:.2} s", recovery.version, recovery.seconds));
     Ok(recovery)
-}
-
-async fn stats(addresses: &[String]) -> Result<Vec<Stats>> {
-    let mut all = Vec::new();
-    for address in addresses {
-        all.push(http::get(address, "/stats").await?);
-    }
-    Ok(all)
-}
-
-/// Addresses that nobody uses now. Each process binds one of them a moment later.
-fn free_addresses() -> Result<[String; 3]> {
-    let listeners = [(); 3].map(|()| std::net::TcpListener::bind("127.0.0.1:0"));
-    let mut addresses = listeners.iter().map(|listener| match listener {
-        Ok(listener) => Ok(listener.local_addr()?.to_string()),
-        Err(error) => anyhow::bail!("a free port of 127.0.0.1: {error}"),
-    });
-    let mut next = || addresses.next().context("three addresses")?;
-    Ok([next()?, next()?, next()?])
 }
 
 fn say(began: Instant, what: &str) {

@@ -2,6 +2,7 @@
 //! themselves when their standard input does.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::Write as _,
     path::{Path, PathBuf},
@@ -15,6 +16,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin, Command},
     sync::watch,
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -30,6 +32,8 @@ pub(crate) struct Process {
     input: Option<ChildStdin>,
     /// The line that it printed last.
     line: watch::Receiver<String>,
+    /// Writes what it prints to the log; ends with the process.
+    logging: JoinHandle<()>,
 }
 
 impl Process {
@@ -37,8 +41,8 @@ impl Process {
     pub(crate) fn start(name: &str, work: &Path, arguments: Vec<String>) -> Result<Self> {
         let log = work.join(format!("{name}.log"));
         File::create(&log).with_context(|| format!("writing {}", log.display()))?;
-        let (child, input, line) = spawn(&log, &arguments)?;
-        Ok(Self { name: name.to_owned(), arguments, log, child, input, line })
+        let (child, input, line, logging) = spawn(&log, &arguments)?;
+        Ok(Self { name: name.to_owned(), arguments, log, child, input, line, logging })
     }
 
     /// Sends a line to its standard input.
@@ -60,21 +64,26 @@ impl Process {
         Ok(line.strip_prefix(prefix).unwrap_or_default().to_owned())
     }
 
-    /// The number between `prefix` and a comma in the line that it printed last.
-    pub(crate) fn printed_version(&self, prefix: &str) -> Option<u64> {
-        let line = self.line.borrow();
-        line.strip_prefix(prefix)?.split(',').next()?.parse().ok()
+    /// The numbers that it has printed after `prefix` since its first start.
+    pub(crate) fn printed(&self, prefix: &str) -> Result<BTreeSet<u64>> {
+        let text =
+            std::fs::read_to_string(&self.log).with_context(|| format!("reading {}", self.log.display()))?;
+        let numbers =
+            text.lines().filter_map(|line| line.strip_prefix(prefix)?.split(',').next()?.parse().ok());
+        Ok(numbers.collect())
     }
 
-    /// SIGKILL; returns when the process is gone.
+    /// SIGKILL; returns when the process is gone, and all that it printed is in its log.
     pub(crate) async fn kill(&mut self) -> Result<()> {
         self.ensure_runs()?;
-        self.child.kill().await.with_context(|| format!("killing {}", self.name))
+        self.child.kill().await.with_context(|| format!("killing {}", self.name))?;
+        let late = || format!("waited {ENDS_WITHIN:?} for the output of {} to end", self.name);
+        Ok(timeout(ENDS_WITHIN, &mut self.logging).await.with_context(late)??)
     }
 
     /// The same process once more, after [`kill`](Self::kill).
     pub(crate) fn restart(&mut self) -> Result<()> {
-        (self.child, self.input, self.line) = spawn(&self.log, &self.arguments)?;
+        (self.child, self.input, self.line, self.logging) = spawn(&self.log, &self.arguments)?;
         Ok(())
     }
 
@@ -110,7 +119,7 @@ impl Process {
     }
 }
 
-type Spawned = (Child, Option<ChildStdin>, watch::Receiver<String>);
+type Spawned = (Child, Option<ChildStdin>, watch::Receiver<String>, JoinHandle<()>);
 
 fn spawn(log: &Path, arguments: &[String]) -> Result<Spawned> {
     let program = std::env::current_exe().context("the path of this program")?;
@@ -122,7 +131,7 @@ fn spawn(log: &Path, arguments: &[String]) -> Result<Spawned> {
     let (input, output) = (child.stdin.take(), child.stdout.take().context("its standard output")?);
     let (printed, line) = watch::channel(String::new());
     let mut log = open()?;
-    tokio::spawn(async move {
+    let logging = tokio::spawn(async move {
         let mut lines = BufReader::new(output).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             // The log is for people who look for a cause; a full disk does not end the run.
@@ -130,5 +139,5 @@ fn spawn(log: &Path, arguments: &[String]) -> Result<Spawned> {
             printed.send_replace(line);
         }
     });
-    Ok((child, input, line))
+    Ok((child, input, line, logging))
 }

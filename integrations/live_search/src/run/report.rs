@@ -20,8 +20,8 @@ pub(crate) struct Report {
     /// By the services' answers before the training, and after it.
     pub(crate) before: Recall,
     pub(crate) after: Recall,
-    /// The version at the end.
-    pub(crate) versions: u64,
+    /// How many versions were committed.
+    pub(crate) versions: usize,
     pub(crate) moved: Vec<Moved>,
     pub(crate) latencies: Vec<Latency>,
     pub(crate) checks: Checks,
@@ -66,14 +66,14 @@ impl Moved {
 pub(crate) struct Latency {
     what: &'static str,
     queries: usize,
-    /// Versions that were answered with, beyond those before.
-    versions: u64,
+    /// Versions that were committed meanwhile.
+    versions: usize,
     p50_ms: f64,
     p99_ms: f64,
 }
 
 impl Latency {
-    pub(crate) fn of(what: &'static str, samples: &[Sample], versions: u64) -> Self {
+    pub(crate) fn of(what: &'static str, samples: &[Sample], versions: usize) -> Self {
         let mut took: Vec<Duration> = samples.iter().map(|sample| sample.ended - sample.sent).collect();
         took.sort_unstable();
         let at = |part: f64| {
@@ -92,7 +92,7 @@ pub(crate) struct Recovery {
     held: u64,
     pub(crate) version: u64,
     /// Queries that each service answered meanwhile.
-    answered: Vec<usize>,
+    answered: [usize; 2],
     queries: Queries,
 }
 
@@ -105,7 +105,7 @@ impl Recovery {
             seconds: (over.ended - killed).as_secs_f64(),
             held,
             version: over.version(),
-            answered: vec![by(0), by(1)],
+            answered: [by(0), by(1)],
             queries: Queries::of(meanwhile),
         }
     }
@@ -152,60 +152,80 @@ pub(crate) fn is_sound(report: &Report) -> Result<()> {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |f: &mut fmt::Formatter<'_>, what: &str, value: String| writeln!(f, "{what:<44} {value}");
-        let of = |at: f64, later: f64| format!("{at:.3} before, {later:.3} after");
-        line(f, "recall@10, held-out packages", of(self.before.at_10, self.after.at_10))?;
-        line(f, "recall@1, held-out packages", of(self.before.at_1, self.after.at_1))?;
-        line(
-            f,
-            "versions committed",
-            format!("{} to a set of {}", self.versions, bytes(self.bytes_of_version())),
-        )?;
-        for moved in &self.moved {
-            let what = format!("moved to {}", moved.service);
-            let value = format!(
-                "{} each, {} the first ({} versions)",
-                bytes(moved.each),
-                bytes(moved.first),
-                moved.versions
-            );
-            line(f, &what, value)?;
-        }
-        for latency in &self.latencies {
-            let what = format!("queries, {}", latency.what);
-            let Latency { p50_ms, p99_ms, queries, versions, .. } = latency;
-            line(
-                f,
-                &what,
-                format!("p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms ({queries} queries, {versions} versions)"),
-            )?;
-        }
-        let Checks { made, differences } = self.checks;
-        line(f, "mixed versions", format!("{differences} in {made} comparisons of all bits"))?;
-        for (what, recovery) in [
-            ("trainer killed: newer version after", &self.trainer),
-            ("service killed: current again after", &self.service),
-        ] {
-            let Recovery { seconds, held, version, answered, queries } = recovery;
-            line(f, what, format!("{seconds:.2} s (version {held}, then {version})"))?;
-            let Queries { failed, went_on, .. } = queries;
-            line(
-                f,
-                "  meanwhile",
-                format!(
-                    "{answered:?} queries answered, {went_on} of them by the other service, {failed} failed"
-                ),
-            )?;
-        }
-        line(f, "the trainer came back with an older version", format!("noticed {} times", self.went_back))?;
-        let Queries { sent, failed, .. } = self.queries;
-        line(f, "all queries", format!("{sent} sent, {failed} failed"))
+        self.rows().iter().try_for_each(|(what, value)| writeln!(f, "{what:<38} {value}"))
     }
 }
 
 impl Report {
-    fn bytes_of_version(&self) -> u64 {
-        self.moved.iter().map(|moved| moved.bytes_of_version).max().unwrap_or(0)
+    fn rows(&self) -> Vec<(String, String)> {
+        let Self { before, after, versions, moved, latencies, checks, .. } = self;
+        let size = bytes(moved.iter().map(|moved| moved.bytes_of_version).max().unwrap_or(0));
+        let mut rows = vec![
+            row(
+                "recall@10, held-out packages",
+                format!("{:.3} before, {:.3} after", before.at_10, after.at_10),
+            ),
+            row("recall@1, held-out packages", format!("{:.3} before, {:.3} after", before.at_1, after.at_1)),
+            row("versions committed", format!("{versions}, of {size} each")),
+        ];
+        rows.extend(moved.iter().map(Moved::row));
+        rows.extend(latencies.iter().map(Latency::row));
+        let Checks { made, differences } = checks;
+        rows.push(row(
+            "mixed versions",
+            format!("{differences}; the probe was compared {made} times, in all bits"),
+        ));
+        let by = [moved.first(), moved.get(1)].map(|moved| moved.map_or("", |moved| &moved.service));
+        rows.extend(self.trainer.rows("trainer killed: newer version after", by));
+        rows.push(row(
+            "  came back at an older version",
+            format!("noticed by {} services, which kept theirs", self.went_back),
+        ));
+        rows.extend(self.service.rows("service killed: current again after", by));
+        let Queries { sent, failed, .. } = self.queries;
+        rows.push(row("all queries", format!("{sent} sent, {failed} failed")));
+        rows
+    }
+}
+
+fn row(what: &str, value: String) -> (String, String) {
+    (what.to_owned(), value)
+}
+
+impl Moved {
+    fn row(&self) -> (String, String) {
+        let Self { service, versions, first, each, .. } = self;
+        row(
+            &format!("moved to {service}"),
+            format!("{} for a version, {} for the first ({versions} versions)", bytes(*each), bytes(*first)),
+        )
+    }
+}
+
+impl Latency {
+    fn row(&self) -> (String, String) {
+        let Self { what, queries, versions, p50_ms, p99_ms } = self;
+        let value =
+            format!("p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms ({queries} queries, {versions} versions)");
+        row(&format!("queries, {what}"), value)
+    }
+}
+
+impl Recovery {
+    /// `by` are the names of the services.
+    fn rows(&self, what: &str, by: [&str; 2]) -> [(String, String); 2] {
+        let Self { seconds, held, version, answered: [first, second], queries } = self;
+        let Queries { went_on, failed, .. } = queries;
+        let [one, other] = by;
+        [
+            row(what, format!("{seconds:.2} s (version {held}, then {version})")),
+            row(
+                "  answered meanwhile",
+                format!(
+                    "{first} by {one}, {second} by {other}; {went_on} went on to the other one, {failed} failed"
+                ),
+            ),
+        ]
     }
 }
 

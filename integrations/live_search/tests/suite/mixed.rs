@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::tiny::{Outcome, Tiny};
 use candle_core::{Device, Tensor};
 use live_search::{
-    encoder::Tunable,
     model::{Index, Model},
     tokens::Tokens,
+    tunable::Tunable,
 };
 use tensorwire::{Worker, sets::Snapshot};
 use tensorwire_candle::{from_candle, named_tensors};
