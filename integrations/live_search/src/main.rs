@@ -2,7 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use anyhow::Result;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 use live_search::{run, service, trainer};
 
@@ -26,10 +27,17 @@ enum Role {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
-    match Command::parse().role {
+async fn main() -> ExitCode {
+    let outcome = match Command::parse().role {
         Role::Trainer(arguments) => trainer::run(arguments).await,
         Role::Service(arguments) => service::run(arguments).await,
         Role::Run(arguments) => run::run(arguments).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("live-search: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

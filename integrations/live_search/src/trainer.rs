@@ -1,6 +1,6 @@
 //! The trainer: a step, a commit, a step, a commit.
 
-use std::io::BufRead as _;
+use std::io::{BufRead as _, Write as _};
 
 use anyhow::{Context as _, Result};
 use tensorwire::{Tensor, Worker};
@@ -70,7 +70,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let worker = Worker::builder("trainer").bind(bind).start().await?;
     let publisher =
         Publisher::new(worker.clone(), &tunable, &training, &Tokens::load(&inputs.model, QUERY_TOKENS)?)?;
-    println!("{STEPPED}{}, at {}", training.version(), worker.address());
+    print(&format!("{STEPPED}{}, at {}", training.version(), worker.address()))?;
     publisher.commit(&training).await?;
     loop {
         let wanted = *mode.borrow_and_update();
@@ -81,7 +81,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 step(&mut training, &publisher, &arguments, true).await?;
             }
             Mode::Until(_) | Mode::Pause => {
-                println!("{RESTS}{}", training.version());
+                print(&format!("{RESTS}{}", training.version()))?;
                 mode.changed().await?;
             }
         }
@@ -100,15 +100,20 @@ async fn step(
     let version = training.version();
     if commits {
         // Before the commit: no service has a version that was not printed.
-        println!("{STEPPED}{version}, loss {loss:.3}");
+        print(&format!("{STEPPED}{version}, loss {loss:.3}"))?;
         publisher.commit(training).await?;
     } else {
-        println!("trainer: silent step to version {version}, loss {loss:.3}");
+        print(&format!("trainer: silent step to version {version}, loss {loss:.3}"))?;
     }
     if version.is_multiple_of(arguments.checkpoint_every) {
         block_in_place(|| training.write(&arguments.inputs.checkpoint()))?;
     }
     Ok(())
+}
+
+/// An error ends the trainer: the program that reads its lines is gone.
+fn print(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("standard output is closed")
 }
 
 /// Commits the whole encoder as a set. Tensors that training does not change are the same in each version.

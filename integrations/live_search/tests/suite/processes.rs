@@ -1,19 +1,32 @@
 //! The whole run, in processes, with a tiny encoder; and what users get for inputs that cannot be used.
 
-use std::{fs, process::Output, time::Duration};
+use std::{
+    fs,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use crate::tiny::{Outcome, Tiny};
 use serde_json::Value;
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpStream,
+    process::Command,
+    time::timeout,
+};
 
 /// The longest duration of a run.
 const LIMIT: Duration = Duration::from_secs(50);
 
-async fn run(tiny: &Tiny, rest: &[&str]) -> Result<Output, Box<dyn std::error::Error + Send + Sync>> {
+fn command(tiny: &Tiny, rest: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_live-search"));
     command.arg("run").arg("--model").arg(tiny.model()).arg("--descriptions").arg(tiny.descriptions());
     command.arg("--work").arg(tiny.folder().join("work")).args(rest).kill_on_drop(true);
-    Ok(timeout(LIMIT, command.output()).await??)
+    command
+}
+
+async fn run(tiny: &Tiny, rest: &[&str]) -> Result<Output, Box<dyn std::error::Error + Send + Sync>> {
+    Ok(timeout(LIMIT, command(tiny, rest).output()).await??)
 }
 
 #[tokio::test]
@@ -37,6 +50,39 @@ async fn services_answer_while_trainer_and_service_are_killed() -> Outcome {
     assert!(number("/moved/0/each") < Some(256), "over shared memory the contents are views: {text}");
     let (all, each) = (number("/moved/1/bytes_of_version"), number("/moved/1/each"));
     assert!(each > Some(1000) && each < all, "over TCP what changed is moved: {text}");
+    Ok(())
+}
+
+/// Returns when nobody listens at the address of the log's first line. A connection that ends is the event that is waited for.
+async fn gone(tiny: &Tiny, process: &str) -> Outcome {
+    let log = fs::read_to_string(tiny.folder().join("work").join(format!("{process}.log")))?;
+    let address = log.lines().next().and_then(|line| line.rsplit([' ', '/']).next()).ok_or("an empty log")?;
+    while let Ok(mut connection) = TcpStream::connect(address).await {
+        // A reset is an end, too.
+        drop(connection.read_to_end(&mut Vec::new()).await);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_process_outlives_a_run_that_is_killed() -> Outcome {
+    let tiny = Tiny::make()?;
+    let sizes = ["--train", "40", "--held-out", "20", "--seconds", "100"];
+    let mut child = command(&tiny, &sizes).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+    let begun = async {
+        while let Some(line) = lines.next_line().await? {
+            if line.contains("queries for") {
+                return Ok(());
+            }
+        }
+        Outcome::Err("it ended before the queries".into())
+    };
+    timeout(LIMIT, begun).await??;
+    child.kill().await?;
+    for process in ["trainer", "search-shm", "search-tcp"] {
+        timeout(LIMIT, gone(&tiny, process)).await.map_err(|_| format!("{process} outlived the run"))??;
+    }
     Ok(())
 }
 
