@@ -31,9 +31,6 @@ pub struct Inputs {
     /// Further packages, whose synopses are the queries that measure.
     #[arg(long, default_value_t = 500, value_name = "COUNT")]
     pub held_out: usize,
-    /// End when standard input does, as that of a program does with the one that started it.
-    #[arg(long)]
-    pub tied: bool,
 }
 
 impl Inputs {
@@ -50,7 +47,7 @@ impl Inputs {
         self.work.join("checkpoint.safetensors")
     }
 
-    /// As arguments of a process that is tied to this one.
+    /// As arguments of a trainer or a service that is tied to this process.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
         let named = [

@@ -42,6 +42,9 @@ const DRAIN: Duration = Duration::from_millis(300);
 pub struct Arguments {
     #[command(flatten)]
     inputs: Inputs,
+    /// End when standard input does, as that of a program does with the one that started it.
+    #[arg(long)]
+    tied: bool,
     /// The name of this service.
     #[arg(long, default_value = "search")]
     name: String,
@@ -103,7 +106,7 @@ struct Service {
 /// # Errors
 /// If a file is missing or does not fit, or an address cannot be used.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { inputs, name, trainer, http, fabric } = arguments;
+    let Arguments { inputs, tied, name, trainer, http, fabric } = arguments;
     let metrics = Metrics::install()?;
     let mut builder = Worker::builder(&name);
     match fabric.as_deref() {
@@ -125,7 +128,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     tokio::spawn(follow(peer, service.clone()));
     let listener = TcpListener::bind(&http).await.with_context(|| format!("--http {http}"))?;
     println!("service: http://{}", listener.local_addr()?);
-    if inputs.tied {
+    if tied {
         end_with_input();
     }
     let routes =
@@ -158,6 +161,7 @@ async fn follow(trainer: Peer, service: Service) {
             }
             // The trainer continues at its checkpoint. This service keeps the weights that it has until newer ones come.
             Err(WorkerError::WentBack { .. }) => service.count(|stats| stats.went_back += 1),
+            Err(WorkerError::ShutDown) => return,
             Err(error) => {
                 eprintln!("service: {error}");
                 service.count(|stats| stats.errors += 1);

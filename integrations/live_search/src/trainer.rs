@@ -29,6 +29,9 @@ pub(crate) const RESTS: &str = "trainer: rests at version ";
 pub struct Arguments {
     #[command(flatten)]
     inputs: Inputs,
+    /// End when standard input does, as that of a program does with the one that started it.
+    #[arg(long)]
+    tied: bool,
     #[command(flatten)]
     pace: Pace,
     /// Where services find it.
@@ -162,7 +165,7 @@ fn follow_orders(arguments: &Arguments) -> Result<watch::Receiver<Mode>> {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         at_signal.send_replace(Mode::End);
     });
-    if arguments.inputs.tied {
+    if arguments.tied {
         std::thread::spawn(move || read_orders(&mode));
     }
     Ok(receiver)
