@@ -208,8 +208,14 @@ unsafe fn stream(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
+/// # Safety
+/// That of [`copy_raw`].
 #[cfg(not(target_arch = "x86_64"))]
-use std::ptr::copy_nonoverlapping as stream;
+#[allow(clippy::disallowed_methods)] // called by the counted copy
+unsafe fn stream(destination: *mut u8, source: *const u8, length: usize) {
+    // SAFETY: the caller's contract is exactly that of this call.
+    unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
+}
 
 /// Copies `length` bytes between raw ranges and counts it.
 ///
