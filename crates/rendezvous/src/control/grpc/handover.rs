@@ -185,7 +185,8 @@ async fn take(stream: UnixStream, check: Check) -> Result<Secret, Refusal> {
     let mut bytes = Vec::new();
     let read = stream.take(HANDED_OVER_BYTES_MAX).read_to_end(&mut bytes).await;
     // The process has this process's user, so it would not refuse the request: it has ended.
-    let gone = |why| Refusal::Other(format!("its process ended before it handed over its secret{why}"));
+    let gone =
+        |why| Refusal::Other(format!("its process ended before it answered{why}; is the worker running?"));
     read.map_err(|error| gone(format!(": {error}")))?;
     if bytes.is_empty() {
         return Err(gone(String::new()));
