@@ -1,17 +1,21 @@
 //! The routes of a service as a client of HTTP sees them, and its end by a signal, in a process of its own.
 
-use std::{error::Error, io, process::Stdio, sync::OnceLock, time::Duration};
+mod http;
+
+use std::{error::Error, process::Stdio, sync::OnceLock, time::Duration};
 
 use axum::{Router, routing::get};
 use serde_json::Value;
 use tensorwire::{Tensor, Worker};
 use tensorwire_axum::{Metrics, Readiness, operations, serve};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{TcpListener, TcpStream},
+    io::{AsyncBufReadExt, BufReader},
+    net::TcpListener,
     process::Command,
     time::timeout,
 };
+
+use http::{ask, served};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -22,26 +26,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn metrics() -> &'static Metrics {
     static INSTALLED: OnceLock<Metrics> = OnceLock::new();
     INSTALLED.get_or_init(|| Metrics::install().unwrap_or_else(|error| unreachable!("{error}")))
-}
-
-/// Status and body of `GET path`.
-async fn ask(address: &str, path: &str) -> io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
-    Ok((status, body))
-}
-
-/// Serves `router` in this process; the address at which it is.
-async fn served(router: Router) -> io::Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?.to_string();
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    Ok(address)
 }
 
 /// The value of the line of `page` that begins with `name` and has all `labels`.
@@ -65,7 +49,7 @@ async fn metrics_count_what_was_fetched_with_help_units_and_histograms() -> Outc
         peer.fetch("w").await?;
     }
 
-    let (status, page) = timeout(LIMIT, ask(&address, "/metrics")).await??;
+    let (status, page) = timeout(LIMIT, ask(&address, "/metrics", &[])).await??;
     assert_eq!(status, 200);
     let labels = ["direction=\"received\"", "peer=\"/job:counted/replica:0/task:0\""];
     assert_eq!(value(&page, "tensorwire_transfers_total{", &labels), Some(37.0), "{page}");
@@ -95,22 +79,22 @@ async fn a_service_is_ready_when_its_peer_and_its_weights_are_there() -> Outcome
     let weights = readiness.require("weights");
     let address = served(operations(&client, metrics(), &readiness)).await?;
 
-    let (status, body) = timeout(LIMIT, ask(&address, "/ready")).await??;
+    let (status, body) = timeout(LIMIT, ask(&address, "/ready", &[])).await??;
     let report: Value = serde_json::from_str(&body)?;
     assert_eq!(status, 503);
     assert_eq!(report["peers"]["/job:needed/replica:0/task:0"], Value::Null);
     assert_eq!(report["requirements"]["weights"], Value::Null);
 
     peer.connect().await?;
-    assert_eq!(timeout(LIMIT, ask(&address, "/ready")).await??.0, 503, "the weights are missing");
+    assert_eq!(timeout(LIMIT, ask(&address, "/ready", &[])).await??.0, 503, "the weights are missing");
     weights.met("version 7");
-    let (status, body) = timeout(LIMIT, ask(&address, "/ready")).await??;
+    let (status, body) = timeout(LIMIT, ask(&address, "/ready", &[])).await??;
     let report: Value = serde_json::from_str(&body)?;
     assert_eq!(status, 200, "{body}");
     assert_eq!(report["requirements"]["weights"], "version 7");
     assert!(report["peers"]["/job:needed/replica:0/task:0"].is_string(), "{body}");
     weights.missing();
-    assert_eq!(timeout(LIMIT, ask(&address, "/ready")).await??.0, 503);
+    assert_eq!(timeout(LIMIT, ask(&address, "/ready", &[])).await??.0, 503);
     client.shutdown().await;
     server.shutdown().await;
     Ok(())
@@ -120,13 +104,13 @@ async fn a_service_is_ready_when_its_peer_and_its_weights_are_there() -> Outcome
 async fn health_ends_with_the_worker() -> Outcome {
     let worker = Worker::builder("healthy").start().await?;
     let address = served(operations(&worker, metrics(), &Readiness::new(&worker))).await?;
-    let (status, body) = timeout(LIMIT, ask(&address, "/health")).await??;
+    let (status, body) = timeout(LIMIT, ask(&address, "/health", &[])).await??;
     let health: Value = serde_json::from_str(&body)?;
     assert_eq!((status, &health["runs"]), (200, &Value::Bool(true)));
     assert_eq!(health["incarnation"], worker.incarnation().to_string());
 
     worker.shutdown().await;
-    let (status, body) = timeout(LIMIT, ask(&address, "/health")).await??;
+    let (status, body) = timeout(LIMIT, ask(&address, "/health", &[])).await??;
     let health: Value = serde_json::from_str(&body)?;
     assert_eq!((status, &health["runs"]), (503, &Value::Bool(false)));
     Ok(())
@@ -183,7 +167,7 @@ async fn sigterm_ends_a_service_when_the_requests_under_way_are_answered() -> Ou
     };
     let address = line_with("address ").await?;
     let asked = address.clone();
-    let slow = tokio::spawn(async move { ask(&asked, "/slow").await });
+    let slow = tokio::spawn(async move { ask(&asked, "/slow", &[]).await });
     line_with("slow begins").await?;
 
     let process = child.id().ok_or("the child has ended")?;
@@ -192,6 +176,6 @@ async fn sigterm_ends_a_service_when_the_requests_under_way_are_answered() -> Ou
     assert_eq!(timeout(LIMIT, slow).await???, (200, "the last answer".to_owned()));
     assert_eq!(line_with("the worker is shut down: ").await?, "true");
     assert!(timeout(LIMIT, child.wait()).await??.success());
-    assert!(ask(&address, "/slow").await.is_err(), "nobody listens any more");
+    assert!(ask(&address, "/slow", &[]).await.is_err(), "nobody listens any more");
     Ok(())
 }

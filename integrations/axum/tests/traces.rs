@@ -2,6 +2,8 @@
 
 #![cfg(feature = "opentelemetry")]
 
+mod http;
+
 use std::{error::Error, time::Duration};
 
 use axum::{Router, extract::State, routing::get};
@@ -12,12 +14,10 @@ use opentelemetry_sdk::{
 };
 use tensorwire::{FabricKind, Peer, Status, Worker, calls::Call};
 use tensorwire_axum::{OpenTelemetry, traced};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    time::timeout,
-};
+use tokio::time::timeout;
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
+
+use http::{ask, served};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -32,21 +32,6 @@ async fn answer(State(peer): State<Peer>) -> String {
         Ok(_) => "called".to_owned(),
         Err(error) => error.to_string(),
     }
-}
-
-/// The answer to a request with the client's trace.
-async fn asked(router: Router) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!(
-        "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\ntraceparent: 00-{CLIENTS_TRACE}-{CLIENTS_SPAN}-01\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer)
 }
 
 fn named<'a>(spans: &'a [SpanData], name: &str) -> Result<&'a SpanData, String> {
@@ -66,8 +51,10 @@ async fn a_trace_goes_from_a_request_through_a_call_into_the_handler() -> Outcom
     let _handling = server.handle("embed", |_: Call| async { Ok::<_, Status>(()) })?;
     let peer = client.peer_at(server.address()).await?;
     let router = traced(Router::new().route("/", get(answer)).with_state(peer));
-    let answer = timeout(LIMIT, asked(router)).await??;
-    assert!(answer.ends_with("called"), "{answer}");
+    let address = served(router).await?;
+    let trace = format!("traceparent: 00-{CLIENTS_TRACE}-{CLIENTS_SPAN}-01");
+    let answer = timeout(LIMIT, ask(&address, "/", &[&trace])).await??;
+    assert_eq!(answer, (200, "called".to_owned()));
     client.shutdown().await;
     server.shutdown().await;
 
