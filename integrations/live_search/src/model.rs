@@ -131,7 +131,7 @@ impl Model {
         Ok(())
     }
 
-    /// The `count` packages whose descriptions are nearest to `text`; `service` is who answers.
+    /// Finds the `count` packages whose descriptions are nearest to `text`. The answer names `service`.
     ///
     /// # Errors
     /// If the model has no version yet.
