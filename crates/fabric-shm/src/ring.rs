@@ -460,8 +460,8 @@ impl PeerPage {
         if slots > SLOTS_MAX || !slots.is_power_of_two() {
             return Err(super::import::ImportError::Refused(PeerViolation::Malformed));
         }
+        // Pages become resident when they are read: most of a page set is for more leases and notes than there ever are.
         let mapping = super::import::map_sealed(fd, page_bytes(slots) as u64)?;
-        mapping.populate(0, mapping.length())?;
         let peer = Self { page: Page { mapping, slots } };
         if peer.load(MAGIC_AT) != MAGIC {
             return Err(super::import::ImportError::Refused(PeerViolation::Malformed));

@@ -32,7 +32,7 @@ const LOOKS: usize = 32;
 /// The catalogue of a connection's peer, mapped read-only. Nothing in it is trusted.
 #[derive(Debug)]
 pub(crate) struct NeighbourCatalogue {
-    cells: Cells,
+    pub(super) cells: Cells,
     page: Arc<PeerPage>,
     blocks: Arc<ImportedBlocks>,
     caps: ViewCaps,
@@ -47,9 +47,8 @@ impl NeighbourCatalogue {
         page: Arc<PeerPage>,
         blocks: Arc<ImportedBlocks>,
     ) -> Result<Self, ImportError> {
-        let mapping = map_sealed(fd, CATALOGUE_BYTES as u64)?;
-        mapping.populate(0, CATALOGUE_BYTES)?;
-        let cells = Cells { mapping };
+        // Most cells are never read, so only pages that are read become resident.
+        let cells = Cells { mapping: map_sealed(fd, CATALOGUE_BYTES as u64)? };
         let load = |at| words::load(cells.header(at));
         if load(MAGIC_AT) != MAGIC {
             return Err(PeerViolation::Malformed.into());

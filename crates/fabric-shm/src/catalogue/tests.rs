@@ -452,6 +452,26 @@ fn s5_what_is_no_catalogue_is_refused() {
     }
 }
 
+/// How many bytes of this mapping are resident in this process.
+fn resident_bytes(mapping: &sys::Mapping) -> usize {
+    let head = format!("{:x}-", mapping.base().as_ptr().addr());
+    let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = mappings.lines().skip_while(|line| !line.starts_with(&head));
+    let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    resident.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn memory_a_peers_catalogue_is_resident_where_it_is_read() {
+    let sides = sides();
+    let cell = sides.own.cell("w").unwrap();
+    let _before = sides.write(cell, 1, sides.buffer(10, 1));
+    assert!(sides.peer.find("w").is_some());
+    let resident = resident_bytes(&sides.peer.cells.mapping);
+    // The kernel maps 64 KiB around a page that is read.
+    assert!((1..=CATALOGUE_BYTES / 4).contains(&resident), "{resident} of {CATALOGUE_BYTES}");
+}
+
 #[test]
 fn s5_a_peer_that_writes_nonsense_gets_nothing_out_of_its_reader() {
     let sides = sides();
