@@ -67,3 +67,8 @@ pub use convert::{from_candle, to_candle};
 pub use error::Error;
 pub use variables::Variables;
 pub use weights::{named_tensors, var_builder};
+
+/// The programs of the book's page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/candle.md")]
+mod book {}
