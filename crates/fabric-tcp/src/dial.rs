@@ -123,6 +123,8 @@ pub(super) async fn open(to: SocketAddr, congestion: &Congestion) -> io::Result<
     }
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     congestion.choose(&socket);
+    // If it is connected to itself, it has the port at which the peer is about to listen.
+    socket.set_reuseaddr(true)?;
     let stream = socket.connect(to).await?;
     if stream.local_addr()? == stream.peer_addr()? {
         // Without it the port stays in TIME_WAIT.
@@ -131,4 +133,25 @@ pub(super) async fn open(to: SocketAddr, congestion: &Congestion) -> io::Result<
     }
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a failed step is a failed test
+mod tests {
+    use std::net::TcpListener;
+
+    use super::{Congestion, open};
+
+    #[test]
+    fn at_the_port_of_a_dialler_somebody_else_can_listen() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listens = || {
+            let stream = tokio.block_on(open(peer, &Congestion::default())).unwrap();
+            TcpListener::bind(stream.local_addr().unwrap()).is_ok()
+        };
+        // Another process may have a connection from the same port.
+        assert!((0..8).any(|_| listens()));
+    }
 }
