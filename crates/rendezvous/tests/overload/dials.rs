@@ -83,13 +83,15 @@ fn e_half_open_dials_for_data_keep_nobody_out() {
     half_open("dials::e_half_open_dials_for_data_keep_nobody_out", "data");
 }
 
-/// A worker whose strangers have one second, so that the test can wait until it is over.
-pub(crate) async fn impatient() -> Worker {
+/// A worker whose strangers have one second, so that the test can wait until it is over. Peers have two, and as long as so many
+/// strangers wait for their refusal, of which there are 200 a second: an honest one waits behind them.
+pub(crate) async fn impatient(strangers: usize) -> Worker {
     let second = Duration::from_secs(1);
+    let limit = Duration::from_secs(2) + Duration::from_millis(5) * strangers as u32;
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
     let plane = Arc::new(GrpcPlane::bind(config).unwrap());
     let builder = builder(SERVER, FabricKind::TCP).dangerous_control_plane(plane);
-    builder.timeout(Duration::from_secs(2)).start().await.unwrap()
+    builder.timeout(limit).start().await.unwrap()
 }
 
 fn slow_loris(test: &'static str, stage: &'static str) {
@@ -103,7 +105,7 @@ fn slow_loris(test: &'static str, stage: &'static str) {
     // More than the limit of strangers.
     let count = size("TENSORWIRE_DIALS", 100).min(1000);
     bounded(Duration::from_secs(100), |_| async move {
-        let server = impatient().await;
+        let server = impatient(count).await;
         let attack = |port| (Other::start(test, &format!("loris {port} {stage} {count}")), 2);
         // None of them could send all of its bytes.
         let outcome = |mut attackers: Other| async move {

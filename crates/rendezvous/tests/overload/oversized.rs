@@ -175,7 +175,7 @@ fn is_cut(address: &str, bytes: &[u8]) -> bool {
 fn e_every_length_of_a_strangers_bytes_is_refused_at_its_limit_and_above() {
     let _turn = crate::stage::alone();
     bounded(LIMIT, |_| async move {
-        let server = impatient().await;
+        let server = impatient(0).await;
         publish(&server, 1);
         let address = server.address().to_owned();
         let honest = builder(HONEST, FabricKind::TCP).start().await.unwrap();
