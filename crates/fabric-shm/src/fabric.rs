@@ -137,10 +137,11 @@ fn device(call: &'static str) -> impl FnOnce(io::Error) -> FabricError {
 /// Tries the parts of a connection: this process shares a page set with itself.
 fn probe() -> Result<(), FabricError> {
     use std::os::fd::AsFd;
-    let (own, fd) = OwnPage::new(1).map_err(device("making a sealed memfd (Linux 5.1 or newer)"))?;
+    let (own, fd) =
+        OwnPage::new(1).map_err(device("making a sealed memfd with resident pages (Linux 5.14 or newer)"))?;
     match PeerPage::import(fd.as_fd(), own.slots()) {
         Ok(_) => Ok(()),
-        Err(ImportError::System(error)) => Err(device("MADV_POPULATE_READ (Linux 5.14 or newer)")(error)),
+        Err(ImportError::System(error)) => Err(device("mapping a sealed memfd")(error)),
         Err(ImportError::Refused(violation)) => Err(device("sealing a memfd")(io::Error::other(violation))),
     }
 }
