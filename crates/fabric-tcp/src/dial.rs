@@ -12,8 +12,8 @@
 //! - **A handshake that fails.** If the caller cannot use the connection, it reports why by [`Dial::refuse`] and connects again:
 //!   the remaining addresses are dialled.
 //! - **Connections to itself.** If nothing listens at a port of the ephemeral range, the system may give the dialler this same
-//!   port, and TCP's simultaneous open connects the socket to itself. It would hold the port that the server is about to bind.
-//!   Such a connection is reset and counts as refused.
+//!   port, and TCP's simultaneous open connects the socket to itself. Such a connection is reset and counts as refused. Until
+//!   then it has the port at which the server is about to listen, which SO_REUSEADDR makes possible.
 //! - **Link-local addresses** need a zone (`fe80::1%eth0`), which the system cannot guess. One without is an error that says so.
 //!
 //! A [`Dial`] outlives the futures of its connections: after a time limit of the caller, its `Display` text names each address
@@ -123,7 +123,6 @@ pub(super) async fn open(to: SocketAddr, congestion: &Congestion) -> io::Result<
     }
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     congestion.choose(&socket);
-    // If it is connected to itself, it has the port at which the peer is about to listen.
     socket.set_reuseaddr(true)?;
     let stream = socket.connect(to).await?;
     if stream.local_addr()? == stream.peer_addr()? {
@@ -141,17 +140,19 @@ mod tests {
     use std::net::TcpListener;
 
     use super::{Congestion, open};
+    use crate::tests::on_a_runtime;
 
     #[test]
     fn at_the_port_of_a_dialler_somebody_else_can_listen() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = listener.local_addr().unwrap();
-        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let listens = || {
-            let stream = tokio.block_on(open(peer, &Congestion::default())).unwrap();
-            TcpListener::bind(stream.local_addr().unwrap()).is_ok()
-        };
-        // Another process may have a connection from the same port.
-        assert!((0..8).any(|_| listens()));
+        on_a_runtime(|tokio| {
+            let listens = || {
+                let stream = tokio.block_on(open(peer, &Congestion::default())).unwrap();
+                TcpListener::bind(stream.local_addr().unwrap()).is_ok()
+            };
+            // Another process may have a connection from the same port.
+            assert!((0..8).any(|_| listens()));
+        });
     }
 }

@@ -170,7 +170,7 @@ impl Hand {
     }
 }
 
-fn on_a_runtime(test: impl FnOnce(&Tokio)) {
+pub(crate) fn on_a_runtime(test: impl FnOnce(&Tokio)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
     test(&runtime);
