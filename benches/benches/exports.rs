@@ -1,6 +1,6 @@
-//! Reads and writes of 8 bytes and of 1 MiB in an export of 64 MiB, compared with pulls of as many bytes by message. Two ranks are
-//! threads of this process, and sleep while they wait. RDMA is measured where there is a device: run by
-//! scripts/rxe-vm/run, the program has some.
+//! Reads and writes of 8 bytes and of 1 MiB in an export of 64 MiB, and of pages of as many bytes in an arena, compared with pulls
+//! of as many bytes by message. Two ranks are threads of this process, and sleep while they wait. RDMA is measured where there is a
+//! device: run by scripts/rxe-vm/run, the program has some.
 
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its group is its own
@@ -15,6 +15,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use tensorwire::{
     DataType, Peer, Sharing, Step, Tensor, Worker,
     collective::{Group, pair::ExportKey, store::MemoryStore},
+    pages::{Arena, Pages, RemoteArena},
 };
 use tensorwire_fabric::{Fabric, FabricKind, Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
@@ -25,6 +26,9 @@ use tokio::sync::mpsc;
 const EXPORT_BYTES: usize = 64 << 20;
 
 const BYTES: [usize; 2] = [8, 1 << 20];
+
+/// Pages of each arena.
+const PAGES: u32 = 64;
 
 /// Where the ranges begin.
 const OFFSET: usize = (32 << 20) + 64;
@@ -57,6 +61,13 @@ fn exports(criterion: &mut Criterion) {
             let content = vec![1; bytes];
             group.bench_function(BenchmarkId::new("put", bytes), |bencher| {
                 bencher.iter(|| runtime.block_on(rank.put(&content)));
+            });
+            let window = runtime.block_on(rank.window(bytes));
+            group.bench_function(BenchmarkId::new("read page", bytes), |bencher| {
+                bencher.iter(|| runtime.block_on(window.read()));
+            });
+            group.bench_function(BenchmarkId::new("write page", bytes), |bencher| {
+                bencher.iter(|| runtime.block_on(window.write()));
             });
         }
         group.finish();
@@ -118,9 +129,38 @@ impl Measuring {
     async fn put(&self, content: &[u8]) {
         self.group.put(&self.key, OFFSET, content).await.expect("a write");
     }
+
+    async fn window(&self, bytes: usize) -> Window {
+        let remote = self.owner.arena(&arena_of_pages(bytes)).await.expect("an arena");
+        let page = self.group.worker().arena(1, bytes).await.expect("a page");
+        let at = Pages::from([PAGES / 2]);
+        Window { remote, page, at }
+    }
 }
 
-/// The rank that has the export, and sends values when they are wanted.
+/// The owner's arena with pages of one length, and a page of this rank.
+struct Window {
+    remote: RemoteArena,
+    page: Arena,
+    at: Pages,
+}
+
+impl Window {
+    async fn read(&self) {
+        self.remote.read(&self.at, &self.page, &Pages::from([0])).await.expect("a read");
+    }
+
+    async fn write(&self) {
+        self.remote.write(&self.page, &Pages::from([0]), &self.at).await.expect("a write");
+    }
+}
+
+/// The name of the arena with pages of `bytes`.
+fn arena_of_pages(bytes: usize) -> String {
+    format!("pages of {bytes}")
+}
+
+/// The rank that has the export and the arenas, and sends values when they are wanted.
 async fn own(
     kind: FabricKind,
     store: Arc<MemoryStore>,
@@ -134,6 +174,11 @@ async fn own(
         Tensor::new(zeros, DataType::U8, &[bytes as u64]).expect("a tensor")
     };
     let export = group.export(tensor(EXPORT_BYTES)).expect("an export");
+    let mut exposed = Vec::new();
+    for bytes in BYTES {
+        let arena = worker.arena(PAGES, bytes).await.expect("an arena");
+        exposed.push(worker.expose(&arena_of_pages(bytes), &arena).expect("a name"));
+    }
     let key = Tensor::from_values(worker.pool(), &[40], &export.key().encode()).expect("a key");
     // The other rank may leave without having measured anything.
     drop(group.send(0, 0, key));

@@ -162,7 +162,7 @@ impl Group {
     /// As [`get`](Self::get).
     ///
     /// # Cancel safety
-    /// If it is dropped, the bytes may be written or not.
+    /// If it is dropped, the bytes may be written or not. They are not written after a later write of this rank.
     pub fn put<'a>(&self, key: &ExportKey, offset: usize, bytes: &'a [u8]) -> Wait<'a, ()> {
         pair::put(&self.state.pairs, key, offset, bytes)
     }

@@ -1,23 +1,19 @@
 //! Memory that other ranks read and write by a key.
 //!
-//! The bytes of an export are a published tensor. A read fetches a slice of it, which needs no message on one host. A write is a message
-//! to the owner, where one task makes a new version of the tensor: in the same memory if nobody reads that, otherwise in a copy. So a
-//! reader gets one version or another, and never parts of two.
+//! The bytes of an export are a published tensor. A read fetches a slice of it, which needs no message on one host. A write ([`writing`])
+//! is a call of the owner.
+//!
+//! [`writing`]: super::writing
 
 use std::{
     collections::BTreeMap,
     fmt,
     ops::{Bound, Range, RangeBounds},
     slice,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use futures::stream::{FuturesUnordered, StreamExt as _};
-use tensorwire_memory::{
-    Buf,
-    copy::{CopyReason, copy_bytes},
-};
+use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, DataType, Metadata};
 use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
 use zerocopy::{
@@ -25,12 +21,7 @@ use zerocopy::{
     little_endian::{I64, U32, U64},
 };
 
-use super::{
-    Core, NO_LIMIT, Pairs,
-    sending::part_of,
-    wait::Wait,
-    wire::{Frame, Lane, Receipt},
-};
+use super::{Core, NO_LIMIT, Pairs, sending::part_of, wait::Wait, writing::Writes};
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
@@ -42,20 +33,38 @@ pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 /// The first bytes of each key. They change with the format.
 const MAGIC: u32 = 0x5457_4b02;
 
-/// The shortest and longest pause before a rank is asked for writes again, after it could not be reached.
-const PAUSE_MIN: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(4);
+/// An export of this rank. Its bytes are published, and only there: so they can be overwritten.
+#[derive(Debug)]
+pub(super) struct Exported {
+    metadata: Metadata,
+    /// Held while a version is made, so that no write is lost in the copy of another.
+    writes: Mutex<Writes>,
+}
 
-/// Element type and shape of a rank's exports, by the number of the export. Their bytes are published, and only there: so they can be
-/// overwritten.
+impl Exported {
+    /// In bytes.
+    pub(super) fn length(&self) -> usize {
+        usize::try_from(self.metadata.byte_length).unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn writes(&self) -> MutexGuard<'_, Writes> {
+        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The exports of a rank, by their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Exports {
-    metadata: Mutex<BTreeMap<u64, Metadata>>,
+    by_number: Mutex<BTreeMap<u64, Arc<Exported>>>,
 }
 
 impl Exports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Metadata>> {
-        self.metadata.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn find(&self, number: u64) -> Option<Arc<Exported>> {
+        self.lock().get(&number).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Exported>>> {
+        self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,27 +148,33 @@ impl ExportKey {
     }
 
     /// The name under which the bytes are published.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         name(self.group, self.export)
     }
 
-    fn call(&self, kind: CallKind) -> Call {
+    /// The number of the export.
+    pub(super) fn number(&self) -> u64 {
+        self.export
+    }
+
+    pub(super) fn call(&self, kind: CallKind) -> Call {
         Call::plain(self.export, kind)
     }
 
     /// The error if the export was dropped.
-    fn gone(&self, kind: CallKind) -> GroupError {
+    pub(super) fn gone(&self, kind: CallKind) -> GroupError {
         GroupError::Gone { call: Box::new(self.call(kind)), rank: self.rank(), what: "export" }
     }
 
     /// The error if the export is not what the key says.
-    fn broken(&self, kind: CallKind) -> GroupError {
+    pub(super) fn broken(&self, kind: CallKind) -> GroupError {
         let rule = "an export has the length of its key";
         GroupError::Misbehaved { call: Box::new(self.call(kind)), rank: self.rank(), rule }
     }
 }
 
-fn name(group: i64, export: u64) -> String {
+/// The name under which the bytes of an export are published.
+pub(super) fn name(group: i64, export: u64) -> String {
     format!("tensorwire export {group:016x} {export:016x}")
 }
 
@@ -189,10 +204,10 @@ impl Export {
     /// None while this lives.
     pub fn tensor(&self) -> Result<Tensor, GroupError> {
         let core = &self.pairs.core;
-        let metadata = core.exports.lock().get(&self.key.export).cloned();
-        let found = metadata.zip(core.worker.published(&self.key.name()));
-        let (metadata, bytes) = found.ok_or_else(|| self.key.gone(CallKind::Get))?;
-        Ok(Tensor::shared(bytes.buf().clone(), metadata.dtype, metadata.shape.dimensions())?)
+        let found = core.exports.find(self.key.export).zip(core.worker.published(&self.key.name()));
+        let (exported, bytes) = found.ok_or_else(|| self.key.gone(CallKind::Get))?;
+        let Metadata { dtype, shape, .. } = &exported.metadata;
+        Ok(Tensor::shared(bytes.buf().clone(), *dtype, shape.dimensions())?)
     }
 }
 
@@ -205,12 +220,13 @@ impl fmt::Debug for Export {
 impl Drop for Export {
     fn drop(&mut self) {
         let core = &self.pairs.core;
-        let mut exports = core.exports.lock();
-        exports.remove(&self.key.export);
+        let Some(exported) = core.exports.lock().remove(&self.key.export) else { return };
+        let mut writes = exported.writes();
+        // Before it is withdrawn: no write publishes it again.
+        writes.end();
         let bytes = core.worker.published(&self.key.name());
-        // Under the lock, so that `replace` cannot publish it again.
         core.worker.withdraw(&self.key.name());
-        drop(exports);
+        drop(writes);
         // Releases the memory, which may wake tasks.
         drop(bytes);
     }
@@ -232,20 +248,19 @@ pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, Group
         export: core.runtime().random(),
         length: tensor.bytes().len() as u64,
     };
-    core.exports.lock().insert(key.export, tensor.metadata().clone());
+    let exported = Exported { metadata: tensor.metadata().clone(), writes: Mutex::default() };
+    core.exports.lock().insert(key.export, Arc::new(exported));
     let export = Export { pairs: pairs.clone(), key };
     let bytes = bytes_of(tensor.buf())?;
     // A handle on the memory, which would keep the first write from going into it.
     drop(tensor);
     core.worker.publish(&key.name(), bytes)?;
-    if !core.serves.swap(true, Ordering::Relaxed) {
-        core.spawn("exports", Box::pin(core.clone().serve()));
-    }
+    pairs.accept_writes()?;
     Ok(export)
 }
 
 /// What is published of an export: its bytes without a shape, so that each range is a slice.
-fn bytes_of(bytes: &Buf) -> Result<Tensor, WorkerError> {
+pub(super) fn bytes_of(bytes: &Buf) -> Result<Tensor, WorkerError> {
     Tensor::shared(bytes.clone(), DataType::U8, &[bytes.len() as u64])
 }
 
@@ -282,25 +297,6 @@ pub(crate) fn get(
     })
 }
 
-/// As [`Group::put`](crate::Group::put).
-pub(crate) fn put<'a>(pairs: &Arc<Pairs>, key: &ExportKey, offset: usize, bytes: &'a [u8]) -> Wait<'a, ()> {
-    let (core, key, call) = (pairs.core.clone(), *key, key.call(CallKind::Put));
-    let part = part_of(("offset", offset), bytes.len(), key.length());
-    if let Err(error) = core.checked(&key).and_then(|_| part.map(drop)) {
-        return Wait::failed(pairs, call, error);
-    }
-    Wait::new(pairs, call, vec![key.rank()], async move {
-        let frame = Frame::Put { at: offset as u64, export: key.export };
-        let message = core.framed(frame, bytes).await?;
-        match core.post(key.rank(), Lane::Puts, message, &call)?.receipt(&call).await? {
-            Receipt::Taken => Ok(()),
-            Receipt::Gone => Err(key.gone(CallKind::Put)),
-            Receipt::NoMemory => Err(GroupError::NoMemory { call: Box::new(call), rank: key.rank() }),
-            Receipt::Outside(_) => Err(key.broken(CallKind::Put)),
-        }
-    })
-}
-
 /// The part of `whole` bytes that `range` selects.
 fn part_of_range(range: impl RangeBounds<usize>, whole: usize) -> Result<Range<usize>, GroupError> {
     let start = match range.start_bound() {
@@ -325,7 +321,7 @@ fn part_of_range(range: impl RangeBounds<usize>, whole: usize) -> Result<Range<u
 
 impl Core {
     /// The rank of an export, which must belong to this group.
-    fn checked(&self, key: &ExportKey) -> Result<&Peer, GroupError> {
+    pub(super) fn checked(&self, key: &ExportKey) -> Result<&Peer, GroupError> {
         if key.group != self.step.id() {
             return Err(GroupError::Argument {
                 field: "key",
@@ -335,79 +331,6 @@ impl Core {
             });
         }
         self.peer(key.rank())
-    }
-
-    /// Applies the writes of all ranks, one after the other. One write of each rank is requested at a time; further ones wait on
-    /// their ranks.
-    async fn serve(self: Arc<Self>) {
-        let key = Lane::Puts.key();
-        let ask = async |rank, peer| (rank, peer, self.next_put(peer, &key).await);
-        let mut asked: FuturesUnordered<_> =
-            self.peers.iter().enumerate().map(|(rank, peer)| ask(rank, peer)).collect();
-        while let Some((rank, peer, message)) = asked.next().await {
-            match message {
-                Ok(message) => {
-                    let receipt = self.apply(&message).await;
-                    self.acknowledge(rank, Lane::Puts, receipt);
-                    asked.push(ask(rank, peer));
-                }
-                // The rank has left the group, its connection broke and ended the step between the two, or this worker ends.
-                Err(error) => log!(DEBUG, rank, %error, "this rank sends no more writes to exports"),
-            }
-        }
-    }
-
-    /// The next write of a rank. Requested again after growing pauses while the rank cannot be reached.
-    async fn next_put(&self, peer: &Peer, key: &str) -> Result<Tensor, WorkerError> {
-        let mut pause = PAUSE_MIN;
-        loop {
-            match self.next(peer, key).await {
-                Err(WorkerError::NoFabric { .. } | WorkerError::Control(_)) => {
-                    self.runtime().sleep(pause).await;
-                }
-                ended => return ended,
-            }
-            pause = PAUSE_MAX.min(2 * pause);
-        }
-    }
-
-    /// Makes a new version of an export with the content of `message`.
-    async fn apply(&self, message: &Tensor) -> Receipt {
-        let Some((Frame::Put { at, export }, content)) = Frame::decode(message.bytes()) else {
-            return Receipt::Gone;
-        };
-        let Some(length) = self.exports.lock().get(&export).map(|metadata| metadata.byte_length) else {
-            return Receipt::Gone;
-        };
-        let (at, whole) = (usize::try_from(at).unwrap_or(usize::MAX), length as usize);
-        let Ok(part) = part_of(("offset", at), content.len(), whole) else {
-            return Receipt::Outside(length);
-        };
-        let name = name(self.step.id(), export);
-        if self.worker.overwrite(&name, at, content) {
-            tensorwire_testpoints::mark!("an export was overwritten in place");
-            return Receipt::Taken;
-        }
-        tensorwire_testpoints::mark!("an export that is read was copied");
-        let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::NoMemory };
-        // Held until `replace` has released its lock.
-        let Some(bytes) = self.worker.published(&name) else { return Receipt::Gone };
-        copy_bytes(&mut buffer, bytes.bytes(), CopyReason::Local);
-        if let Some(target) = buffer.get_mut(part) {
-            copy_bytes(target, content, CopyReason::Local);
-        }
-        self.replace(export, &buffer.freeze())
-    }
-
-    /// Publishes the next version of an export, unless it was dropped.
-    fn replace(&self, export: u64, next: &Buf) -> Receipt {
-        let exports = self.exports.lock();
-        if !exports.contains_key(&export) {
-            return Receipt::Gone;
-        }
-        let name = name(self.step.id(), export);
-        let published = bytes_of(next).and_then(|bytes| self.worker.publish(&name, bytes));
-        if published.is_ok() { Receipt::Taken } else { Receipt::NoMemory }
     }
 }
 

@@ -9,7 +9,7 @@
 //! | `wait` | the time limit and the abort of an operation |
 //! | `tagged` | tagged messages, from one rank or from any |
 //! | `sending`, `receiving` | buffers that two ranks bind to a slot |
-//! | `exporting` | memory that is read and written by a key |
+//! | `exporting`, `writing` | memory that is read and written by a key |
 //! | `receipts` | how a sender learns that a message was received |
 //! | `slots` | the slots in use |
 //! | `wire` | the encoding of frames and receipts |
@@ -22,20 +22,21 @@ mod slots;
 mod tagged;
 mod wait;
 mod wire;
+mod writing;
 
 use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize},
+        atomic::{AtomicU64, AtomicUsize},
     },
     time::Duration,
 };
 
 use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{Sharing, Status};
-use tensorwire_rendezvous::{Peer, Step, Tensor, Worker, WorkerError};
-use tokio::sync::watch;
+use tensorwire_rendezvous::{Peer, Step, Tensor, Worker, WorkerError, calls::Handling};
+use tokio::sync::{Semaphore, watch};
 
 use self::{exporting::Exports, receipts::Outgoing, slots::Slots};
 pub use self::{
@@ -46,10 +47,11 @@ pub use self::{
     wait::{AbortHandle, Wait},
 };
 pub(crate) use self::{
-    exporting::{export, get, put},
+    exporting::{export, get},
     receiving::recv_buffer,
     sending::send_buffer,
     tagged::{recv, recv_into, send},
+    writing::put,
 };
 use crate::{call::hash, error::GroupError};
 
@@ -60,6 +62,8 @@ const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// hold only its core, and end when this is dropped.
 pub(crate) struct Pairs {
     core: Arc<Core>,
+    /// From the first export on.
+    accepting: Mutex<Option<Handling>>,
 }
 
 impl Pairs {
@@ -77,9 +81,10 @@ impl Pairs {
             turn: AtomicUsize::new(0),
             slots: Mutex::default(),
             exports: Exports::default(),
-            serves: AtomicBool::new(false),
+            writing: peers.iter().map(|_| Semaphore::new(1)).collect(),
+            writes: AtomicU64::new(0),
         };
-        Self { core: Arc::new(core) }
+        Self { core: Arc::new(core), accepting: Mutex::default() }
     }
 
     /// Ends all operations with `error`. Other ranks that wait for this one receive `status`.
@@ -120,8 +125,10 @@ struct Core {
     turn: AtomicUsize,
     slots: Mutex<Slots>,
     exports: Exports,
-    /// Whether a task serves the exports.
-    serves: AtomicBool,
+    /// For each rank, one permit: for this rank's write to an export there.
+    writing: Vec<Semaphore>,
+    /// The number of the last write.
+    writes: AtomicU64,
 }
 
 impl Core {

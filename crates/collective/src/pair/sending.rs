@@ -94,7 +94,7 @@ impl SendBuffer {
             }
             let frame = Frame::Content { at: roffset as u64, whole: self.memory.len() as u64 };
             let core = &self.pairs.core;
-            let message = core.framed(frame, self.memory.get(part).unwrap_or_default()).await?;
+            let message = core.framed(&frame.encode(), self.memory.get(part).unwrap_or_default()).await?;
             let sent = core.post(self.to, Lane::Slot(self.slot), message, &call);
             self.under_way.push_back(sent?);
             Ok(())
@@ -151,7 +151,6 @@ impl SendBuffer {
             Receipt::Gone => {
                 Err(GroupError::Gone { call: Box::new(*call), rank: self.to, what: "receive buffer" })
             }
-            Receipt::NoMemory => Err(GroupError::NoMemory { call: Box::new(*call), rank: self.to }),
             Receipt::Outside(theirs) => Err(other_length(self.memory.len(), self.to, theirs)),
         }
     }
@@ -211,11 +210,11 @@ pub(super) fn other_length(own: usize, rank: usize, theirs: u64) -> GroupError {
 
 impl Core {
     /// A message with a copy of `bytes` after `frame`.
-    pub(super) async fn framed(&self, frame: Frame, bytes: &[u8]) -> Result<Tensor, GroupError> {
-        let length = FRAME_BYTES + bytes.len();
+    pub(super) async fn framed(&self, frame: &[u8], bytes: &[u8]) -> Result<Tensor, GroupError> {
+        let length = frame.len() + bytes.len();
         let mut buffer = self.worker.pool().alloc(length).await.map_err(WorkerError::from)?;
-        let (front, rest) = buffer.split_at_mut(FRAME_BYTES);
-        copy_bytes(front, &frame.encode(), CopyReason::Import);
+        let (front, rest) = buffer.split_at_mut(frame.len());
+        copy_bytes(front, frame, CopyReason::Import);
         copy_bytes(rest, bytes, CopyReason::Import);
         Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
     }
