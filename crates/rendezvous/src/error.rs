@@ -199,17 +199,17 @@ pub enum WorkerError {
         /// Why.
         status: Status,
     },
-    /// The sender answered with an error.
-    #[error("receiving {transfer}: the sender answered {status}")]
+    /// The peer answered with an error.
+    #[error("{transfer}: the peer answered {status}")]
     Remote {
         /// The transfer.
         transfer: Box<TransferName>,
-        /// The sender's answer.
+        /// The peer's answer.
         status: Status,
     },
     /// This worker cannot receive the value: memory or another limit is exhausted (RESOURCE_EXHAUSTED), or a device
     /// copy failed (the status of the device context, or INVALID_ARGUMENT).
-    #[error("receiving {transfer}: {status}")]
+    #[error("{transfer}: {status}")]
     Local {
         /// The transfer.
         transfer: Box<TransferName>,
@@ -217,7 +217,7 @@ pub enum WorkerError {
         status: Status,
     },
     /// The receive's own token was cancelled before a value arrived. The status is derived.
-    #[error("receiving {transfer}: {status}")]
+    #[error("{transfer}: {status}")]
     Cancelled {
         /// The transfer.
         transfer: Box<TransferName>,
@@ -225,9 +225,7 @@ pub enum WorkerError {
         status: Status,
     },
     /// The value does not fit the buffer. The value is not lost: the next receive of its key gets it.
-    #[error(
-        "receiving {transfer}: the value's {field} is {found}, but the buffer accepts {expected}; {remedy}"
-    )]
+    #[error("{transfer}: the value's {field} is {found}, but the buffer accepts {expected}; {remedy}")]
     Mismatch {
         /// The transfer.
         transfer: Box<TransferName>,
@@ -243,7 +241,7 @@ pub enum WorkerError {
     /// The received bytes are not the sent bytes: their checksum differs. The connection stays open. A published tensor
     /// can be fetched again; a sent value is lost.
     #[error(
-        "receiving {transfer} over {transport}: {damage}; the sender's {validation} checksum is {sent:016x}, the checksum of \
+        "{transfer} over {transport}: {damage}; the sender's {validation} checksum is {sent:016x}, the checksum of \
          the received bytes is {received:016x}. Check memory, adapters and drivers on both sides and on the path for faults"
     )]
     Corrupted {
@@ -261,7 +259,7 @@ pub enum WorkerError {
         damage: Damage,
     },
     /// The peer, or the connection to it, is lost.
-    #[error("receiving {transfer} over {transport}: the peer at {address} is lost: {detail}; {}", loss.advice())]
+    #[error("{transfer} over {transport}: the peer at {address} is lost: {detail}; {}", loss.advice())]
     PeerLost {
         /// The transfer.
         transfer: Box<TransferName>,
@@ -313,7 +311,7 @@ pub enum WorkerError {
     },
     /// A version of a peer's set does not fit into this worker's receive pool.
     #[error(
-        "receiving {transfer}: version {version} takes {bytes} bytes of the receive pool, beside {held} bytes of the version that \
+        "{transfer}: version {version} takes {bytes} bytes of the receive pool, beside {held} bytes of the version that \
          this worker has, and the pool's cap is {cap} bytes: allow more with the setting `receive_bytes`"
     )]
     VersionTooLarge {

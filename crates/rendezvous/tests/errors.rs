@@ -8,10 +8,15 @@ use std::{
     time::Duration,
 };
 
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, pending},
+};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
     Tensor, Worker, WorkerError,
     control::{ControlError, Secret},
+    sets::Policy,
 };
 
 use crate::bounded::bounded;
@@ -82,6 +87,35 @@ fn every_operation_of_a_worker_that_is_shut_down_says_so() {
         ];
         for (operation, ended) in ended {
             assert!(matches!(ended, Err(WorkerError::ShutDown)), "{operation}: {ended:?}");
+        }
+        server.shutdown().await;
+    });
+}
+
+#[test]
+fn what_is_under_way_when_its_worker_is_shut_down_says_so() {
+    bounded(LIMIT, async {
+        let (server, worker) = (
+            Worker::builder("server").start().await.unwrap(),
+            Worker::builder("client").start().await.unwrap(),
+        );
+        let _handling = server.handle("late", |_| pending::<Result<(), WorkerError>>()).unwrap();
+        let peer = worker.peer_at(server.address()).await.unwrap();
+        let (mut versions, mut values) =
+            (peer.set("weights").follow(Policy::Latest), peer.subscribe("value"));
+        let mut under_way: [BoxFuture<'_, Result<(), WorkerError>>; 3] = [
+            async { peer.call("late", ()).await.map(drop) }.boxed(),
+            async { versions.next().await.unwrap().map(drop) }.boxed(),
+            async { values.next().await.unwrap().map(drop) }.boxed(),
+        ];
+        for operation in &mut under_way {
+            assert!(futures::poll!(operation).is_pending());
+        }
+        peer.list().await.unwrap();
+        worker.shutdown().await;
+        for operation in under_way {
+            let ended = operation.await;
+            assert!(matches!(ended, Err(WorkerError::ShutDown)), "{ended:?}");
         }
         server.shutdown().await;
     });

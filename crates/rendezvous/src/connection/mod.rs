@@ -477,6 +477,9 @@ impl DataConnection {
 
     pub(crate) fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
         let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
+        if loss == PeerLoss::ShutDownHere {
+            return WorkerError::ShutDown;
+        }
         let (address, transport) = (self.peer_at.clone(), self.kind.name());
         WorkerError::PeerLost { transfer, address, transport, loss, detail }
     }

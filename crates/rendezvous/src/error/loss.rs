@@ -19,7 +19,7 @@ pub enum PeerLoss {
     Goodbye,
     /// It violated the protocol, so the connection was closed.
     Misbehaved,
-    /// This worker was shut down.
+    /// This worker was shut down. Operations return [`WorkerError::ShutDown`](crate::WorkerError::ShutDown) instead.
     ShutDownHere,
     /// A connection broke earlier while values of this step were under way, which ended the step between the two
     /// workers.

@@ -47,9 +47,7 @@ pub(super) fn warn_of_loss(set: &PeerSet, error: &WorkerError) {
 /// Whether the peer may come back after this error.
 pub(crate) fn is_loss(error: &WorkerError) -> bool {
     match error {
-        WorkerError::PeerLost { loss, .. } => {
-            !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken | PeerLoss::ShutDownHere)
-        }
+        WorkerError::PeerLost { loss, .. } => !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken),
         WorkerError::NoFabric { .. } | WorkerError::NoAddress { .. } => true,
         WorkerError::Control(_) | WorkerError::Fabric(_) => true,
         WorkerError::Remote { status, .. } => matches!(status.code, Code::Unavailable | Code::Cancelled),

@@ -30,11 +30,14 @@ impl Peer {
     /// The error of `transfer`, whose session has ended.
     pub(crate) fn lost_session(&self, session: &Session, transfer: Box<TransferName>) -> WorkerError {
         let Lost { loss, detail } = session.lost();
-        if loss == PeerLoss::NameTaken {
-            return WorkerError::NameTaken { name: self.worker.name().to_owned(), detail };
+        match loss {
+            PeerLoss::NameTaken => WorkerError::NameTaken { name: self.worker.name().to_owned(), detail },
+            PeerLoss::ShutDownHere => WorkerError::ShutDown,
+            _ => {
+                let address = session.whereabouts();
+                WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
+            }
         }
-        let address = session.whereabouts();
-        WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
     }
 }
 
