@@ -7,6 +7,9 @@ use crate::{
     session::{counts::Full, known_peer::KnownPeer},
 };
 
+/// Most addresses of one peer. A service that restarts gets a new one each time from some schedulers.
+const ADDRESSES_MAX: usize = 8;
+
 /// The known peers. Their number is limited, because members of a cluster can use new names without end.
 #[derive(Debug)]
 pub(crate) struct Peers {
@@ -49,10 +52,23 @@ impl Peers {
             None => self.add(name, is_named)?,
         };
         if let Some(address) = address {
-            self.by_address.insert(normalise(address), peer.clone());
+            self.note_address(normalise(address), &peer);
             peer.note_address(address);
         }
         Ok(peer)
+    }
+
+    /// A peer with too many addresses keeps the new one only: it is dialled again where one of the others is asked for.
+    fn note_address(&mut self, address: String, peer: &KnownPeer) {
+        let is_new = !self.by_address.contains_key(&address);
+        if is_new && self.addresses(peer) >= ADDRESSES_MAX {
+            self.by_address.retain(|_, other| !other.is(peer));
+        }
+        self.by_address.insert(address, peer.clone());
+    }
+
+    fn addresses(&self, peer: &KnownPeer) -> usize {
+        self.by_address.values().filter(|other| other.is(peer)).count()
     }
 
     fn add(&mut self, name: &str, is_named: bool) -> Result<KnownPeer, Full> {
@@ -94,8 +110,8 @@ impl Peers {
 
     /// Removes the oldest peer that is not in use. False if there is none.
     fn forget_one(&mut self) -> bool {
-        let addresses = |peer: &KnownPeer| self.by_address.values().filter(|other| other.is(peer)).count();
-        let idle = |known: &&NotedPeer| !known.is_named && known.peer.is_idle(1 + addresses(&known.peer));
+        let idle =
+            |known: &&NotedPeer| !known.is_named && known.peer.is_idle(1 + self.addresses(&known.peer));
         let oldest = self.by_name.values().filter(idle).min_by_key(|known| known.number);
         let Some(name) = oldest.map(|known| known.peer.name().to_owned()) else { return false };
         self.by_address.retain(|_, peer| peer.name() != name);
@@ -179,5 +195,21 @@ mod tests {
         // Its addresses are removed with it, and another peer may use them.
         peers.note("b", Some("h:1"), false).unwrap();
         assert_eq!((names(&peers), peers.at("i:2").is_none()), (vec!["b"], true));
+    }
+
+    #[test]
+    fn s4_a_peer_that_is_dialled_at_ever_new_addresses_is_found_by_the_last_ones() {
+        let mut peers = Peers::new(2);
+        peers.note("other", Some("other:1"), false).unwrap();
+        for number in 0..5_000 {
+            peers.note("a", Some(&format!("h:{number}")), false).unwrap();
+        }
+        assert!(peers.by_address.len() <= 1 + ADDRESSES_MAX, "{}", peers.by_address.len());
+        assert_eq!(peers.at("h:4999").map(KnownPeer::name), Some("a"));
+        assert_eq!(peers.at("other:1").map(KnownPeer::name), Some("other"));
+        // Known ones can be dialled again without end.
+        let known = peers.by_address.len();
+        (0..20).for_each(|_| drop(peers.note("a", Some("h:4999"), false)));
+        assert_eq!(peers.by_address.len(), known);
     }
 }
