@@ -7,7 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::replay::replay;
+use tensorwire_protocol::{
+    WireError,
+    wire::{self, control::ControlFrame},
+};
+
+use crate::{input::framed, replay::replay};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -40,6 +45,24 @@ fn d_fuzz_every_target_has_a_corpus_that_a_test_replays_and_no_corpus_is_without
     for target in targets() {
         assert!(tests.contains(&format!("replay(\"{target}\", ")), "no test replays the corpus of {target}");
     }
+}
+
+/// What no input shows, a fuzzer must guess: the number of the kind, and the right length for it.
+#[test]
+fn d_fuzz_every_kind_of_frame_and_message_is_in_its_corpus() {
+    assert_kinds("control_frame", |bytes| ControlFrame::decode(bytes).map(drop));
+    assert_kinds("message", |bytes| wire::decode(bytes).map(drop));
+}
+
+/// The kind is the first byte after the length.
+fn assert_kinds(target: &str, decode: impl Fn(&[u8]) -> Result<(), WireError>) {
+    let inputs = fs::read_dir(root().join("fuzz/corpus").join(target)).unwrap();
+    let inputs = inputs.map(|input| fs::read(input.unwrap().path()).unwrap());
+    let decoded = inputs.flat_map(|input| [framed(&input), input]).filter(|bytes| decode(bytes).is_ok());
+    let found: BTreeSet<u8> = decoded.map(|bytes| bytes[4]).collect();
+    let is_unknown = |error: WireError| matches!(error, WireError::Unknown { field: "kind", .. });
+    let exists = |kind: &u8| !decode(&framed(&[*kind])).is_err_and(is_unknown);
+    assert_eq!(found, (0..=u8::MAX).filter(exists).collect(), "kinds in the corpus of {target}");
 }
 
 #[test]
