@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bert;
 pub mod encoder;
 pub mod inputs;
 pub mod model;
@@ -10,6 +11,7 @@ pub mod packages;
 pub mod prepared;
 pub mod run;
 pub mod service;
+pub mod table;
 pub mod tokens;
 pub mod trainer;
 pub mod training;

@@ -9,7 +9,7 @@ use live_search::{run, service, trainer};
 
 /// Search over Debian's descriptions of packages, with an encoder that is trained meanwhile.
 ///
-/// A trainer tunes the last layer of a sentence encoder, and commits all weights as a version of a set after each step. Services
+/// A trainer tunes the upper part of a sentence encoder, and commits all weights as a version of a set after each step. Services
 /// follow the set while they answer queries over HTTP, and say with which version. `run` starts a trainer and two services, kills
 /// and restarts both kinds, and prints what it measured. integrations/live_search/run fetches what it needs, and runs it.
 #[derive(Debug, Parser)]

@@ -1,5 +1,5 @@
 //! What is computed once, with the weights as they were trained before: the vectors of all documents, and of the queries that
-//! are trained with what the last layer gets. Neither changes while the last layer is tuned for queries.
+//! are trained with what the upper part gets. Neither changes while the upper part is tuned for queries.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ const TOGETHER: usize = 32;
 pub struct Prepared {
     /// `[packages, width]`: the vectors of the documents, in the order of [`Packages::all`].
     pub documents: Tensor,
-    /// `[packages for training, length, width]`: what the last layer gets of the synopses.
+    /// `[packages for training, length, width]`: what the upper part gets of the synopses.
     pub hidden: Tensor,
     /// `[packages for training, length]`: 1.0 for each token of a synopsis.
     pub mask: Tensor,
@@ -114,7 +114,7 @@ fn compute(model: &Path, packages: &Packages, mut progress: impl FnMut(f64)) -> 
         let batch = tokens.batch(&texts)?;
         // All parts are made as long as a query can be, so that they are one tensor.
         let absent = QUERY_TOKENS - batch.mask.dim(1)?;
-        hidden.push(encoder.below_last_layer(&batch)?.detach().pad_with_zeros(1, 0, absent)?);
+        hidden.push(encoder.lower(&batch)?.detach().pad_with_zeros(1, 0, absent)?);
         mask.push(batch.mask.pad_with_zeros(1, 0, absent)?);
         one_more();
     }

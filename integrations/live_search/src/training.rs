@@ -1,4 +1,4 @@
-//! The training itself: the last layer learns to bring synopses near the descriptions of the same packages.
+//! The training itself: the upper part of the encoder learns to bring synopses near the descriptions of the same packages.
 
 use std::path::Path;
 
@@ -76,7 +76,7 @@ impl Training {
         let longest = mask.sum(1)?.max(0)?.to_scalar::<f32>()? as usize;
         let (hidden, mask) =
             (hidden.i((.., ..longest))?.contiguous()?, mask.i((.., ..longest))?.contiguous()?);
-        let queries = self.tunable.encoder.from_last_layer(&hidden, &mask)?;
+        let queries = self.tunable.encoder.upper(&hidden, &mask)?;
         let loss = cross_entropy(&(queries.matmul(&self.answers)? / TEMPERATURE)?, &chosen)?;
         self.optimiser.backward_step(&loss)?;
         self.version += 1;

@@ -2,8 +2,8 @@
 
 use std::{fmt, path::Path, sync::Arc};
 
-use anyhow::{Context as _, Result, anyhow};
-use candle_core::Device;
+use anyhow::{Context as _, Result, anyhow, ensure};
+use candle_core::{DType, Device};
 use candle_nn::VarMap;
 
 use crate::encoder::{Config, Encoder, REMEDY};
@@ -41,9 +41,12 @@ impl Tunable {
         for (name, variable) in
             variables.data().lock().map_err(|_| anyhow!("the variables are unusable"))?.iter()
         {
-            let values =
-                tensors.get(name).with_context(|| format!("{}: it lacks `{name}`", path.display()))?;
-            variable.set(values).with_context(|| format!("{}: `{name}`", path.display()))?;
+            let Some(values) = tensors.get(name) else {
+                ensure!(config.begins_with_zeros(name), "{}: it lacks `{name}`", path.display());
+                continue;
+            };
+            let set = values.to_dtype(DType::F32).and_then(|values| variable.set(&values));
+            set.with_context(|| format!("{}: `{name}`", path.display()))?;
         }
         Ok(Self { config, variables, encoder: Arc::new(encoder) })
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::tiny::{Outcome, Tiny};
+use crate::tiny::{Kind, Outcome, Tiny};
 use candle_core::{Device, Tensor};
 use live_search::{
     model::{Index, Model},
@@ -44,7 +44,7 @@ fn version_of(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_with_one_tensor_of_another_is_noticed() -> Outcome {
-    let tiny = Tiny::make()?;
+    let tiny = Tiny::make(Kind::Bert)?;
     let tokens = Tokens::load(&tiny.model(), 24)?;
     let (trainer, service) = (Worker::builder("trainer").start().await?, Worker::client().start().await?);
     let set = trainer.set("encoder");
@@ -83,7 +83,7 @@ async fn a_version_with_one_tensor_of_another_is_noticed() -> Outcome {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_without_a_probe_changes_nothing() -> Outcome {
-    let tiny = Tiny::make()?;
+    let tiny = Tiny::make(Kind::Bert)?;
     let (trainer, tunable) = (Worker::builder("bare").start().await?, Tunable::load(&tiny.model())?);
     let service = Worker::client().start().await?;
     trainer.set("encoder").commit(1, named_tensors(trainer.pool(), &tunable.variables)?).await?;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::tiny::{Outcome, Tiny};
+use crate::tiny::{Kind, Outcome, Tiny};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
@@ -31,7 +31,16 @@ async fn run(tiny: &Tiny, rest: &[&str]) -> Result<Output, Box<dyn std::error::E
 
 #[tokio::test]
 async fn services_answer_while_trainer_and_service_are_killed() -> Outcome {
-    let tiny = Tiny::make()?;
+    whole_run(Kind::Bert).await
+}
+
+#[tokio::test]
+async fn a_table_is_tuned_and_followed_like_layers() -> Outcome {
+    whole_run(Kind::Table).await
+}
+
+async fn whole_run(kind: Kind) -> Outcome {
+    let tiny = Tiny::make(kind)?;
     let json = tiny.folder().join("report.json");
     let path = json.display().to_string();
     let sizes = ["--train", "40", "--held-out", "20", "--versions", "8", "--seconds", "0.5", "--rate", "40"];
@@ -66,7 +75,7 @@ async fn gone(tiny: &Tiny, process: &str) -> Outcome {
 
 #[tokio::test]
 async fn no_process_outlives_a_run_that_is_killed() -> Outcome {
-    let tiny = Tiny::make()?;
+    let tiny = Tiny::make(Kind::Bert)?;
     let sizes = ["--train", "40", "--held-out", "20", "--seconds", "100"];
     let mut child = command(&tiny, &sizes).stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
@@ -88,7 +97,7 @@ async fn no_process_outlives_a_run_that_is_killed() -> Outcome {
 
 #[tokio::test]
 async fn missing_inputs_are_errors_that_name_the_remedy() -> Outcome {
-    let tiny = Tiny::make()?;
+    let tiny = Tiny::make(Kind::Bert)?;
     let few = run(&tiny, &["--train", "400"]).await?;
     let text = String::from_utf8_lossy(&few.stderr);
     assert!(

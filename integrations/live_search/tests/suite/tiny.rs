@@ -8,7 +8,11 @@ use std::{
 };
 
 use candle_nn::VarMap;
-use live_search::encoder::{Config, Encoder};
+use live_search::{
+    bert,
+    encoder::{Config, Encoder},
+    table,
+};
 use tempfile::TempDir;
 
 pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
@@ -18,24 +22,35 @@ const WORDS: [&str; 16] = [
     "fast", "tool", "viewer", "data", "shell",
 ];
 
+/// The kind of encoder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Bert,
+    Table,
+}
+
 /// The inputs of a run, in a folder that is deleted with it.
 pub(crate) struct Tiny {
     folder: TempDir,
 }
 
 impl Tiny {
-    pub(crate) fn make() -> Result<Self, Box<dyn Error + Send + Sync>> {
+    pub(crate) fn make(kind: Kind) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let tiny = Self { folder: tempfile::tempdir()? };
         fs::create_dir(tiny.model())?;
-        let config = Config {
-            hidden_size: 16,
-            intermediate_size: 32,
-            layer_norm_eps: 1e-12,
-            max_position_embeddings: 32,
-            num_attention_heads: 2,
-            num_hidden_layers: 2,
-            type_vocab_size: 2,
-            vocab_size: WORDS.len() + 1,
+        let vocab_size = WORDS.len() + 1;
+        let config = match kind {
+            Kind::Bert => Config::Bert(bert::Sizes {
+                hidden_size: 16,
+                intermediate_size: 32,
+                layer_norm_eps: 1e-12,
+                max_position_embeddings: 32,
+                num_attention_heads: 2,
+                num_hidden_layers: 2,
+                type_vocab_size: 2,
+                vocab_size,
+            }),
+            Kind::Table => Config::Table(table::Sizes { hidden_size: 16, vocab_size }),
         };
         let map = VarMap::new();
         Encoder::new(&config, &map)?;
