@@ -14,14 +14,14 @@ use std::{
 };
 
 use tensorwire_memory::Buf;
-use tensorwire_protocol::{Code, DataType, Metadata};
+use tensorwire_protocol::{Code, DataType, Metadata, Status};
 use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{I64, U32, U64},
 };
 
-use super::{Core, NO_LIMIT, Pairs, sending::part_of, wait::Wait, writing::Writes};
+use super::{Core, NO_LIMIT, Pairs, sending::part_of, wait::Wait};
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
@@ -32,6 +32,42 @@ pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 
 /// The first bytes of each key. They change with the format.
 const MAGIC: u32 = 0x5457_4b02;
+
+/// The writes to an export of this rank.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    /// By rank, the number of the last write that began.
+    last: BTreeMap<usize, u64>,
+    is_over: bool,
+}
+
+impl Writes {
+    /// Begins the write `number` of `rank`, or goes on with it.
+    ///
+    /// # Errors
+    /// The export was dropped, or a later write has begun. So this one was given up, and nobody waits for its answer.
+    pub(super) fn begin(&mut self, rank: usize, number: u64) -> Result<(), Status> {
+        if self.is_over {
+            return Err(Self::gone());
+        }
+        let last = self.last.entry(rank).or_default();
+        if number < *last {
+            return Err(Status::new(Code::Cancelled, "a later write of this rank has begun"));
+        }
+        *last = number;
+        Ok(())
+    }
+
+    /// The status of a write to an export that was dropped.
+    pub(super) fn gone() -> Status {
+        Status::new(Code::NotFound, "the export was dropped")
+    }
+
+    /// From here on, no write begins or goes on.
+    fn end(&mut self) {
+        self.is_over = true;
+    }
+}
 
 /// An export of this rank. Its bytes are published, and only there: so they can be overwritten.
 #[derive(Debug)]
@@ -351,6 +387,17 @@ mod tests {
         }
         let error = ExportKey::decode(&bytes[1..]).unwrap_err().to_string();
         assert_eq!(error, "key = `39 bytes`: give the 40 bytes of `ExportKey::encode` of this version");
+    }
+
+    #[test]
+    fn a_write_that_was_given_up_changes_nothing_after_a_later_one() {
+        let mut writes = Writes::default();
+        writes.begin(0, 1).unwrap();
+        writes.begin(0, 3).unwrap();
+        writes.begin(0, 3).unwrap();
+        assert_eq!(writes.begin(0, 2).unwrap_err().code, Code::Cancelled);
+        // Numbers are of one rank.
+        writes.begin(1, 2).unwrap();
     }
 
     #[test]

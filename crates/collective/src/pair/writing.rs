@@ -6,7 +6,6 @@
 //! writes keep their order.
 
 use std::{
-    collections::BTreeMap,
     ops::Range,
     slice,
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -21,7 +20,7 @@ use tensorwire_rendezvous::{Tensor, Worker, WorkerError, calls::Call};
 
 use super::{
     Core, NO_LIMIT, Pairs,
-    exporting::{ExportKey, Exported, bytes_of, name},
+    exporting::{ExportKey, Exported, Writes, bytes_of, name},
     sending::part_of,
     wait::Wait,
     wire::Put,
@@ -30,37 +29,6 @@ use crate::{call::CallKind, error::GroupError};
 
 /// The longest content that is in the call itself, in bytes: with what precedes it, it travels in one message.
 const IN_CALL_MAX: usize = 3 << 10;
-
-/// The writes to an export of this rank.
-#[derive(Debug, Default)]
-pub(super) struct Writes {
-    /// By rank, the number of the last write that began.
-    last: BTreeMap<usize, u64>,
-    is_over: bool,
-}
-
-impl Writes {
-    /// Begins the write `number` of `rank`, or goes on with it.
-    ///
-    /// # Errors
-    /// The export was dropped, or a later write has begun. So this one was given up, and nobody waits for its answer.
-    fn begin(&mut self, rank: usize, number: u64) -> Result<(), Status> {
-        if self.is_over {
-            return Err(gone());
-        }
-        let last = self.last.entry(rank).or_default();
-        if number < *last {
-            return Err(Status::new(Code::Cancelled, "a later write of this rank has begun"));
-        }
-        *last = number;
-        Ok(())
-    }
-
-    /// From here on, no write begins or goes on.
-    pub(super) fn end(&mut self) {
-        self.is_over = true;
-    }
-}
 
 /// The name of the handler of writes.
 fn handler(group: i64) -> String {
@@ -154,7 +122,7 @@ impl Core {
         let put = call.arguments().first().and_then(|message| Put::decode(message.bytes()));
         let (put, content) =
             put.ok_or_else(|| Status::new(Code::InvalidArgument, "this is no write of this version"))?;
-        let export = &*self.exports.find(put.export).ok_or_else(gone)?;
+        let export = &*self.exports.find(put.export).ok_or_else(Writes::gone)?;
         let [at, length] = [put.at, put.length].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
         let part = part_of(("offset", at), length, export.length())
             .map_err(|error| Status::new(Code::OutOfRange, error.to_string()))?;
@@ -207,7 +175,7 @@ impl Write<'_> {
     fn in_copy(&self, mut copy: BufMut) -> Result<(), Status> {
         let mut writes = self.export.writes();
         writes.begin(self.rank, self.number)?;
-        let present = self.worker.published(&self.name).ok_or_else(gone)?;
+        let present = self.worker.published(&self.name).ok_or_else(Writes::gone)?;
         copy_bytes(&mut copy, present.bytes(), CopyReason::Local);
         if let Some(target) = copy.get_mut(self.part.clone()) {
             copy_bytes(target, self.content, CopyReason::Local);
@@ -220,26 +188,6 @@ impl Write<'_> {
     }
 }
 
-fn gone() -> Status {
-    Status::new(Code::NotFound, "the export was dropped")
-}
-
 fn no_memory(error: impl Into<WorkerError>) -> Status {
     Status::new(Code::ResourceExhausted, error.into().to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_write_that_was_given_up_changes_nothing_after_a_later_one() {
-        let mut writes = Writes::default();
-        writes.begin(0, 1).unwrap();
-        writes.begin(0, 3).unwrap();
-        writes.begin(0, 3).unwrap();
-        assert_eq!(writes.begin(0, 2).unwrap_err().code, Code::Cancelled);
-        // Numbers are of one rank.
-        writes.begin(1, 2).unwrap();
-    }
 }

@@ -10,8 +10,10 @@ use super::life::Life;
 const KEYS: u64 = 100;
 const DONE: u64 = 101;
 
-/// Bytes of each rank's part of an export.
-const PART: usize = 24;
+/// Bytes of each rank's part of an export of `owner`: what travels in a message, or more.
+fn part_of(owner: usize) -> usize {
+    if owner.is_multiple_of(2) { 24 } else { 4096 }
+}
 
 /// Writes of each rank to each export.
 const WRITES: u8 = 4;
@@ -21,7 +23,7 @@ impl Life {
     pub(super) async fn export(&self) {
         let size = self.group.size();
         let mut rng = self.private([9]);
-        let export = match self.group.export(self.tensor(&vec![0u8; size * PART])) {
+        let export = match self.group.export(self.tensor(&vec![0u8; size * part_of(self.own())])) {
             Ok(export) => export,
             Err(error) => return self.explain("export", &[self.own()], &error),
         };
@@ -35,7 +37,10 @@ impl Life {
                 return self.fail_data(&format!("{done:?} of {from}"));
             };
             let content = export.tensor().unwrap();
-            if self.version(from, content.bytes()).is_none_or(|version| version < least || version > most) {
+            if self
+                .version(from, content.bytes(), part_of(self.own()))
+                .is_none_or(|version| version < least || version > most)
+            {
                 let what = format!("the part of {from} is {:?}, not {least} to {most}", content.bytes());
                 self.fail_data(&what);
             }
@@ -51,8 +56,8 @@ impl Life {
         let mut held: Option<(Tensor, Vec<u8>)> = None;
         for version in 1..=WRITES {
             self.pause(&mut rng).await;
-            let bytes = [version; PART];
-            let put = self.group.put(&key, self.own() * PART, &bytes);
+            let bytes = vec![version; part_of(owner)];
+            let put = self.group.put(&key, self.own() * bytes.len(), &bytes);
             // A cancelled one may take effect later, or not.
             if let Some(Ok(())) = self.wait(&mut rng, "put", &[owner], put).await {
                 least = version;
@@ -86,7 +91,7 @@ impl Life {
         let read = read?;
         self.books().reached.read += 1;
         for (rank, seen) in seen.iter_mut().enumerate() {
-            match self.version(rank, read.bytes()) {
+            match self.version(rank, read.bytes(), part_of(owner)) {
                 Some(version) if version >= *seen => *seen = version,
                 _ => self.fail_data(&format!("export of {owner}: {:?} after {seen} of {rank}", read.bytes())),
             }
@@ -95,8 +100,8 @@ impl Life {
     }
 
     /// The version of a rank's part, if that is whole.
-    fn version(&self, rank: usize, content: &[u8]) -> Option<u8> {
-        let part = content.get(rank * PART..(rank + 1) * PART)?;
+    fn version(&self, rank: usize, content: &[u8], bytes: usize) -> Option<u8> {
+        let part = content.get(rank * bytes..(rank + 1) * bytes)?;
         part.iter().all(|byte| *byte == part[0]).then_some(part[0])
     }
 
