@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::pending;
 use tensorwire_fabric::{FabricKind, Runtime as _, TokioRuntime};
 use tensorwire_protocol::{Code, DataType, wire::control::ControlFrame};
 use tensorwire_rendezvous::{
@@ -380,12 +381,13 @@ fn e_a_lost_peer_is_named_with_its_address() {
             let server = Worker::builder("other").fabrics([kind]).start().await.unwrap();
             let client = Worker::client().require(kind).start().await.unwrap();
             let peer = client.peer_at(server.address()).await.unwrap();
-            let never = peer.fetch("never").wait().into_future();
+            let _handling = server.handle("never", |_| pending::<Result<(), WorkerError>>()).unwrap();
+            let never = peer.call("never", ()).into_future();
             let leave = async {
                 while server.peers().first().is_none_or(|peer| peer.counters.received.tensor_request == 0) {
                     tokio::task::yield_now().await;
                 }
-                client.shutdown().await;
+                server.shutdown().await;
             };
             let lost = futures::join!(never, leave).0.unwrap_err();
             assert!(matches!(lost, WorkerError::PeerLost { .. }), "{lost}");
