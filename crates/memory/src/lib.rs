@@ -41,6 +41,7 @@ mod mapping;
 mod memfd;
 mod owner;
 mod pages;
+mod poison;
 mod pool;
 mod sync;
 mod user;

@@ -14,6 +14,8 @@ use rustix::{
 
 pub(crate) use rustix::param::page_size;
 
+use crate::poison;
+
 pub(crate) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Pages that are mapped into this process, unmapped when dropped.
@@ -31,6 +33,8 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        // What is mapped here next may be read.
+        poison::permit(self.base, 0, self.length);
         // SAFETY: `base` and `length` are the mapping this value made, and no handle on it is left.
         let _cannot_fail = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
@@ -157,4 +161,29 @@ fn anonymous(length: usize, protection: ProtFlags, flags: MapFlags) -> io::Resul
 fn mapped(base: *mut c_void, length: usize) -> io::Result<Pages> {
     let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
     Ok(Pages { base, length })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For the address sanitizer: elsewhere nothing is marked.
+    #[test]
+    fn pages_are_unmapped_without_the_marks_of_free_memory() {
+        let length = page_size();
+        let free = Pages::anonymous(length).expect("pages");
+        let place = free.base();
+        poison::forbid(place, 0, length);
+        drop(free);
+        // SAFETY: the kernel refuses if another thread has mapped something here.
+        let again = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+            rustix::mm::mmap_anonymous(place.as_ptr().cast(), length, READ_WRITE, flags)
+        };
+        // Another thread may have been faster.
+        let Ok(again) = again else { return };
+        let pages = mapped(again, length).expect("pages");
+        // SAFETY: one byte of pages that are mapped and nobody else's.
+        assert_eq!(unsafe { pages.base().as_ptr().read_volatile() }, 0);
+    }
 }

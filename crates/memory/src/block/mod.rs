@@ -6,7 +6,6 @@ mod exposure_table;
 mod grant_table;
 mod joined;
 mod observer;
-mod poison;
 mod remote_target;
 mod stock;
 

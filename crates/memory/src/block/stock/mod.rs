@@ -4,9 +4,9 @@ mod space;
 
 use std::{collections::VecDeque, fmt, mem, ops::Range, sync::Arc, task::Waker};
 
-use super::{Block, BlockVisitor, MemoryObserver, poison};
+use super::{Block, BlockVisitor, MemoryObserver};
 use crate::{
-    ALIGNMENT, HugePages, MemoryError, VisitError,
+    ALIGNMENT, HugePages, MemoryError, VisitError, poison,
     sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock},
 };
 use space::{Cut, PieceId, Space};
@@ -226,7 +226,7 @@ impl Stock {
             self.answered(reserved as u64);
         }
         // Before the range can be allocated again.
-        poison::forbid(&taken.block, taken.range.start, reserved);
+        poison::forbid(taken.block.base(), taken.range.start, reserved);
         let waker = {
             let mut state = self.lock();
             state.stats.used_bytes -= reserved as u64;
@@ -268,7 +268,7 @@ impl Stock {
             let source = Arc::new(source);
             return Err(MemoryError::Block { pool, bytes: reserved, step: "memfd_create", source });
         }
-        poison::permit(&taken.block, taken.range.start, reserved);
+        poison::permit(taken.block.base(), taken.range.start, reserved);
         Ok(taken)
     }
 
@@ -330,7 +330,7 @@ impl Stock {
         }
         state.stats.block_bytes += block.length() as u64;
         state.stats.huge_bytes += block.huge_bytes() as u64;
-        poison::forbid(&block, 0, block.length());
+        poison::forbid(block.base(), 0, block.length());
         state.space(size).add(block);
         let (pool, requested) = (self.config.name, reserved);
         let too_large = MemoryError::TooLarge { pool, requested, cap: self.config.cap_bytes };
