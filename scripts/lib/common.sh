@@ -7,6 +7,13 @@ need_rust() {
     exit 2
 }
 
+# name_linker: the linker that rustc calls, by its path. Builds that set it, and builds that do not, share nothing that is linked.
+name_linker() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+    export "CARGO_TARGET_${host}_LINKER=$(realpath "$(command -v cc)")"
+}
+
 # Whether install_packages may install; scripts/test clears it unless it has --install.
 may_install=yes
 
