@@ -77,7 +77,7 @@ async fn rank(launch: &Launch) -> Result<(), Failure> {
 
     let device = Device::flex().autodiff();
     let (mut net, mut optimiser) = (Net::new(&device), AdamConfig::new().init());
-    let (mut replicas, mut step) = Replicas::align(&group, 0, &mut net).await?;
+    let (mut replicas, mut step) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
     while step < STEPS {
         let (rank, size) = (replicas.group().rank(), replicas.group().size());
         let loss = net.loss(rank, size, &device);
@@ -90,7 +90,7 @@ async fn rank(launch: &Launch) -> Result<(), Failure> {
             Err(Error::Group(error)) => {
                 println!("rank {rank}, after {step} steps: {error}");
                 let group = replicas.group().shrink().await?;
-                (replicas, step) = Replicas::align(&group, step, &mut net).await?;
+                (replicas, step) = Replicas::align(&group, step, &mut net, &mut optimiser).await?;
             }
             Err(error) => return Err(error.into()),
         }

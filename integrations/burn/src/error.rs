@@ -74,6 +74,16 @@ pub enum Error {
         /// That of the other rank at the same place.
         theirs: String,
     },
+    /// Ranks have optimisers that differ.
+    #[error(
+        "the optimiser of rank {rank} cannot have the state of that of rank {other}: build the same optimiser on all ranks"
+    )]
+    OtherOptimiser {
+        /// This rank.
+        rank: usize,
+        /// The rank that sent its state.
+        other: usize,
+    },
     /// The module or a gradient is not as it was when the ranks compared their modules.
     #[error(
         "{own} was {before} when the ranks were aligned: call `align` on all ranks after a module has changed its form"

@@ -60,7 +60,7 @@
 //!
 //! async fn train(group: Group, mut model: Linear, batches: Vec<Tensor<2>>) -> Result<Linear, Error> {
 //!     let mut optimiser = AdamConfig::new().init();
-//!     let (mut replicas, mut step) = Replicas::align(&group, 0, &mut model).await?;
+//!     let (mut replicas, mut step) = Replicas::align(&group, 0, &mut model, &mut optimiser).await?;
 //!     while let Some(own) = batches.get(step as usize) {
 //!         let loss = model.forward(own.clone()).powi_scalar(2).mean();
 //!         let gradients = GradientsParams::from_grads(loss.backward(), &model);
@@ -72,7 +72,7 @@
 //!             // All ranks that are left come here.
 //!             Err(Error::Group(_)) => {
 //!                 let group = replicas.group().shrink().await?;
-//!                 (replicas, step) = Replicas::align(&group, step, &mut model).await?;
+//!                 (replicas, step) = Replicas::align(&group, step, &mut model, &mut optimiser).await?;
 //!             }
 //!             Err(error) => return Err(error),
 //!         }
@@ -99,6 +99,7 @@ mod convert;
 mod error;
 mod gradients;
 mod memory_of;
+mod optimisers;
 mod parameters;
 mod replicas;
 mod weights;

@@ -2,18 +2,21 @@
 
 use std::collections::HashMap;
 
-use burn::{module::Module, optim::GradientsParams};
+use burn::{
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer},
+};
 use tensorwire::{DataType, Tensor, collective::Group};
 
 use crate::{
     error::Error,
     gradients::{self, Plan},
-    parameters,
+    optimisers, parameters,
     weights::{apply, named_tensors},
 };
 
-/// The same module in all ranks of a [`Group`]: each computes the gradients of its part of a batch, and all get the mean. With the same
-/// optimiser they then have the same weights, up to the last bit.
+/// The same module in all ranks of a [`Group`], with the same optimiser: each computes the gradients of its part of a batch, and all get
+/// the mean. So all have the same weights, up to the last bit.
 ///
 /// It is of one generation of the group. After an error of a call, all ranks that are left make the next one with
 /// [`Group::shrink`], and call [`align`](Self::align) again.
@@ -24,21 +27,27 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Makes the modules of all ranks the same: they get the weights of the rank that has done the most steps, or of the lowest of several
-    /// such ranks. Returns the number of that rank's steps, from which all go on. All ranks call this before the first step, and again
-    /// after ranks are lost or admitted, because some may have completed a step that failed on others. `steps` is what this rank has done.
+    /// Makes the modules and the optimisers of all ranks the same: they get the weights, and the state of the optimiser, of the rank that
+    /// has done the most steps, or of the lowest of several such ranks. Returns the number of that rank's steps, from which all go on. All
+    /// ranks call this before the first step, and again after ranks are lost or admitted: some may have completed a step that failed on
+    /// others, and newcomers have done none. `steps` is what this rank has done.
     ///
-    /// The state of an optimiser, such as momentum, is not sent. Weights are read back from a device as by
-    /// [`named_tensors`](crate::named_tensors).
+    /// Weights and state are read back from a device as by [`named_tensors`](crate::named_tensors).
     ///
     /// # Errors
     /// [`Error::OtherModule`] on all ranks if paths, element types or shapes of parameters differ, or which are trained: the module is as
-    /// before, and the group can be used. [`Error::Group`] if ranks are lost or do not call this. Other errors are of this rank alone, and
-    /// the others wait for it until their limit.
+    /// before, and the group can be used. [`Error::OtherOptimiser`] on the ranks whose optimiser is of another kind than that of the rank
+    /// that sends. [`Error::Group`] if ranks are lost or do not call this. Other errors are of this rank alone, and the others wait for it
+    /// until their limit.
     ///
     /// # Cancel safety
-    /// Dropping it ends the group. The module is changed as a whole or not at all.
-    pub async fn align<M: Module>(group: &Group, steps: u64, module: &mut M) -> Result<(Self, u64), Error> {
+    /// Dropping it ends the group. Module and optimiser are changed as a whole or not at all.
+    pub async fn align<M: Module>(
+        group: &Group,
+        steps: u64,
+        module: &mut M,
+        optimiser: &mut ModuleOptimizer,
+    ) -> Result<(Self, u64), Error> {
         let (trained, _) = gradients::take(module, GradientsParams::new());
         let plan = Plan::new(trained)?;
         let text = described(module, &plan);
@@ -50,7 +59,12 @@ impl Replicas {
         group.all_reduce(&mut all).await?;
         let most = all.iter().copied().max().unwrap_or(steps);
         let root = all.iter().position(|steps| *steps == most).unwrap_or(0);
-        send(group, root, module).await?;
+        let weights = weights_of(group, root, module).await?;
+        let state = optimisers::state_of(group, root, module, optimiser).await?;
+        if let Some(state) = state {
+            apply(module, &format!("the weights of rank {root}"), |name| weights.get(name))?;
+            *optimiser = state;
+        }
         Ok((Self { group: group.clone(), plan }, most))
     }
 
@@ -126,8 +140,12 @@ fn difference<T: PartialEq + ToString>(
     }
 }
 
-/// Gives the module of all ranks the weights of `root`.
-async fn send<M: Module>(group: &Group, root: usize, module: &mut M) -> Result<(), Error> {
+/// The weights that the module of `root` has.
+async fn weights_of<M: Module>(
+    group: &Group,
+    root: usize,
+    module: &M,
+) -> Result<HashMap<String, Tensor>, Error> {
     let is_root = group.rank() == root;
     let own = if is_root { named_tensors(group.worker().pool(), module)? } else { Vec::new() };
     let (mut own, mut received) = (HashMap::<_, _>::from_iter(own), HashMap::new());
@@ -135,8 +153,5 @@ async fn send<M: Module>(group: &Group, root: usize, module: &mut M) -> Result<(
         let tensor = group.broadcast(root, own.remove(&parameter.name)).await?;
         received.insert(parameter.name, tensor);
     }
-    if !is_root {
-        apply(module, &format!("the weights of rank {root}"), |name| received.get(name))?;
-    }
-    Ok(())
+    Ok(received)
 }

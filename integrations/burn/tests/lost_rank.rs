@@ -13,7 +13,7 @@ use std::{
 
 use burn::{
     nn::{Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
+    optim::{AdamConfig, GradientsParams},
     store::ModuleSnapshot as _,
     tensor::{Device, Tensor},
 };
@@ -42,9 +42,9 @@ async fn rank(launch: &Launch, fabric: FabricKind) -> Result<(), Failure> {
     let group = Group::builder(store, launch.rank, launch.size).timeout(LIMIT).join(&worker).await?;
     let device = Device::flex().autodiff();
     let mut model: Linear = LinearConfig::new(4, 2).init(&device);
-    let mut optimiser = SgdConfig::new().init();
+    let mut optimiser = AdamConfig::new().init();
     let inputs = Tensor::<2>::ones([2, 4], &device).mul_scalar(1 + launch.rank as u32);
-    let (mut replicas, mut step) = Replicas::align(&group, 0, &mut model).await?;
+    let (mut replicas, mut step) = Replicas::align(&group, 0, &mut model, &mut optimiser).await?;
     let mut end = u64::MAX;
     while step < end {
         let loss = model.forward(inputs.clone()).sub_scalar(step as f32 / 100.0).powi_scalar(2).mean();
@@ -58,7 +58,7 @@ async fn rank(launch: &Launch, fabric: FabricKind) -> Result<(), Failure> {
             Err(BurnError::Group(error @ (GroupError::RankLost { .. } | GroupError::Over { .. }))) => {
                 println!("@@ lost {error}");
                 let group = replicas.group().shrink().await?;
-                (replicas, step) = Replicas::align(&group, step, &mut model).await?;
+                (replicas, step) = Replicas::align(&group, step, &mut model, &mut optimiser).await?;
                 println!("@@ left {}", group.size());
                 end = step + MORE;
             }

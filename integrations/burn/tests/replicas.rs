@@ -6,7 +6,7 @@ use burn::{
     backend::Flex,
     module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     store::ModuleSnapshot as _,
     tensor::{DType, Device, Distribution, Tensor, Tolerance},
 };
@@ -83,6 +83,10 @@ impl Net {
     }
 }
 
+fn adam() -> ModuleOptimizer {
+    AdamConfig::new().init()
+}
+
 /// Bytes of all parameters.
 fn bits<M: Module>(module: &M) -> Result<Vec<u8>, Failure> {
     let mut all = Vec::new();
@@ -113,9 +117,9 @@ async fn ranks_learn_what_one_process_learns_from_the_whole_batch() -> Outcome {
             let own = part * group.rank()..part * (group.rank() + 1);
             let inputs = Tensor::<2>::from_data(batch.clone(), &device()).slice([own]);
             async move {
-                let (replicas, steps) = Replicas::align(&group, 0, &mut net).await?;
-                assert_eq!(steps, 0);
                 let mut optimiser = AdamConfig::new().init();
+                let (replicas, steps) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
+                assert_eq!(steps, 0);
                 for _ in 0..STEPS {
                     let gradients = replicas.average(&net, net.gradients(inputs.clone())).await?;
                     net = optimiser.step(0.01, net, gradients);
@@ -143,7 +147,7 @@ async fn all_ranks_get_the_weights_and_the_steps_of_the_one_that_is_ahead() -> O
         let mut net = Net::new();
         let before = bits(&net)?;
         // Ranks 1 and 2 are both ahead of rank 0.
-        let (_, steps) = Replicas::align(&group, [6, 7, 7][group.rank()], &mut net).await?;
+        let (_, steps) = Replicas::align(&group, [6, 7, 7][group.rank()], &mut net, &mut adam()).await?;
         group.clone().close().await?;
         Ok((steps, before, bits(&net)?))
     })
@@ -155,6 +159,114 @@ async fn all_ranks_get_the_weights_and_the_steps_of_the_one_that_is_ahead() -> O
     Ok(())
 }
 
+/// Trains on until `to` steps are done.
+async fn train(
+    replicas: &Replicas,
+    net: &mut Net,
+    optimiser: &mut ModuleOptimizer,
+    steps: std::ops::Range<u64>,
+) -> Outcome {
+    let inputs = Tensor::<2>::ones([2, 3], &device()).mul_scalar(1 + replicas.group().rank() as u32);
+    for _ in steps {
+        let gradients = replicas.average(net, net.gradients(inputs.clone())).await?;
+        *net = optimiser.step(0.05, net.clone(), gradients);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_failed_on_one_rank_leaves_no_difference_in_the_optimisers() -> Outcome {
+    for (size, of_ranks) in [(2, [4, 3, 0]), (3, [3, 4, 3])] {
+        let trained = ranks(size, FabricKind::SHM, |group| async move {
+            let (mut net, mut optimiser) = (Net::new(), adam());
+            let (replicas, _) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
+            train(&replicas, &mut net, &mut optimiser, 0..3).await?;
+            let done = of_ranks[group.rank()];
+            if done > 3 {
+                let gradients = net.gradients(Tensor::ones([2, 3], &device()));
+                net = optimiser.step(0.05, net, gradients);
+            }
+            let (replicas, step) = Replicas::align(&group, done, &mut net, &mut optimiser).await?;
+            train(&replicas, &mut net, &mut optimiser, step..8).await?;
+            group.close().await?;
+            Ok(net)
+        })
+        .await?;
+        for net in &trained {
+            assert_eq!(bits(net)?, bits(&trained[0])?, "{size} ranks");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admitted_rank_trains_on_as_the_others_do() -> Outcome {
+    let (mut groups, mut workers) = (Vec::new(), Vec::new());
+    for name in ["first", "second", "newcomer"] {
+        workers.push(Worker::builder(name).require(FabricKind::TCP).start().await?);
+    }
+    let store = Arc::new(MemoryStore::new(workers[0].runtime().clone()));
+    for (rank, worker) in workers.iter().enumerate() {
+        let (builder, worker) = (Group::builder(store.clone(), rank % 2, 2).timeout(LIMIT), worker.clone());
+        let coming =
+            async move { if rank < 2 { builder.join(&worker).await } else { builder.rejoin(&worker).await } };
+        groups.push(tokio::spawn(coming));
+    }
+    let newcomer = groups.pop().ok_or("there are three")?;
+    let mut running = vec![tokio::spawn(async move {
+        let (group, mut net, mut optimiser) = (newcomer.await??, Net::new(), adam());
+        let (replicas, step) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
+        train(&replicas, &mut net, &mut optimiser, step..9).await?;
+        Ok::<_, Failure>((group.size(), step, net))
+    })];
+    for joined in groups {
+        running.push(tokio::spawn(async move {
+            let (mut group, mut net, mut optimiser) = (joined.await??, Net::new(), adam());
+            let (replicas, _) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
+            train(&replicas, &mut net, &mut optimiser, 0..4).await?;
+            while group.waiting().await? == 0 {
+                tokio::task::yield_now().await;
+            }
+            group = group.admit().await?;
+            let (replicas, step) = Replicas::align(&group, 4, &mut net, &mut optimiser).await?;
+            train(&replicas, &mut net, &mut optimiser, step..9).await?;
+            Ok((group.size(), step, net))
+        }));
+    }
+    let mut trained = Vec::new();
+    for running in running {
+        let (size, step, net) = running.await??;
+        assert_eq!((size, step), (3, 4));
+        trained.push(bits(&net)?);
+    }
+    assert!(trained.iter().all(|net| *net == trained[0]));
+    for worker in workers {
+        worker.shutdown().await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_optimiser_of_another_kind_is_refused() -> Outcome {
+    let errors = ranks(2, FabricKind::SHM, |group| async move {
+        let (mut net, mut optimiser) = (Net::new(), adam());
+        let (replicas, _) = Replicas::align(&group, 0, &mut net, &mut optimiser).await?;
+        train(&replicas, &mut net, &mut optimiser, 0..1).await?;
+        if group.rank() == 1 {
+            optimiser = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+        }
+        let before = bits(&net)?;
+        let aligned = Replicas::align(&group, 1, &mut net, &mut optimiser).await;
+        assert_eq!(bits(&net)?, before);
+        group.close().await?;
+        Ok(aligned.err().map(|error| error.to_string()))
+    })
+    .await?;
+    let text = "the optimiser of rank 1 cannot have the state of that of rank 0: build the same optimiser on all ranks";
+    assert_eq!(errors, [None, Some(text.to_owned())]);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn modules_that_differ_are_named_on_all_ranks_and_the_group_goes_on() -> Outcome {
     let errors = ranks(3, FabricKind::SHM, |group| async move {
@@ -163,7 +275,8 @@ async fn modules_that_differ_are_named_on_all_ranks_and_the_group_goes_on() -> O
             net.layers[1] = LinearConfig::new(2, 5).init(&device());
         }
         let before = bits(&net)?;
-        let error = Replicas::align(&group, 0, &mut net).await.err().ok_or("the modules differ")?;
+        let error =
+            Replicas::align(&group, 0, &mut net, &mut adam()).await.err().ok_or("the modules differ")?;
         assert!(matches!(error, BurnError::OtherModule { .. }), "{error}");
         assert_eq!(bits(&net)?, before);
 
@@ -172,8 +285,9 @@ async fn modules_that_differ_are_named_on_all_ranks_and_the_group_goes_on() -> O
         if group.rank() == 2 {
             net.layers[0] = net.layers[0].clone().no_grad();
         }
-        let frozen = Replicas::align(&group, 0, &mut net).await.err().ok_or("one trains less")?;
-        Replicas::align(&group, 0, &mut Net::new()).await?;
+        let frozen =
+            Replicas::align(&group, 0, &mut net, &mut adam()).await.err().ok_or("one trains less")?;
+        Replicas::align(&group, 0, &mut Net::new(), &mut adam()).await?;
         group.close().await?;
         Ok((error.to_string(), frozen.to_string()))
     })
@@ -223,7 +337,7 @@ impl Mixed {
 async fn a_rank_without_a_gradient_counts_as_zeros_and_none_at_all_stays_none() -> Outcome {
     ranks(2, FabricKind::SHM, |group| async move {
         let mut model = Mixed::new();
-        let (replicas, _) = Replicas::align(&group, 0, &mut model).await?;
+        let (replicas, _) = Replicas::align(&group, 0, &mut model, &mut adam()).await?;
 
         // Rank 0 uses all, and rank 1 the first only.
         let mut loss = model.wide.val().mul_scalar(3.0).sum();
@@ -284,7 +398,7 @@ fn long_gradients_stay_where_they_are_and_short_ones_become_parts_of_one_tensor(
         let join = async |rank: usize| -> Result<_, Failure> {
             let group = Group::builder(store.clone(), rank, 2).timeout(LIMIT).join(&workers[rank]).await?;
             let (mut model, gradients) = large();
-            Ok((Replicas::align(&group, 0, &mut model).await?.0, model, gradients))
+            Ok((Replicas::align(&group, 0, &mut model, &mut adam()).await?.0, model, gradients))
         };
         let (first, second) = tokio::join!(join(0), join(1));
         Ok::<_, Failure>((first?, second?))
@@ -317,7 +431,7 @@ async fn a_module_that_has_changed_its_form_is_refused() -> Outcome {
     let store = Arc::new(MemoryStore::new(worker.runtime().clone()));
     let group = Group::builder(store, 0, 1).join(&worker).await?;
     let mut net = Net::new();
-    let (replicas, _) = Replicas::align(&group, 0, &mut net).await?;
+    let (replicas, _) = Replicas::align(&group, 0, &mut net, &mut adam()).await?;
     net.layers.push(LinearConfig::new(2, 2).init(&device()));
     let error = replicas.average(&net, GradientsParams::new()).await.err().ok_or("it has one more")?;
     assert!(
