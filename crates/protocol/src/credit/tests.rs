@@ -30,8 +30,10 @@ fn numbers_outside_the_limits_are_brought_inside() {
     assert_eq!((agreed.depth, agreed.names_max), (DEPTH_MAX, NAMES_MAX));
     assert_eq!((agreed.requests_max, agreed.eager_bytes_max), (REQUESTS_MAX, EAGER_BYTES_MAX));
     assert_eq!(agreed.requests_per_message, REQUESTS_PER_MESSAGE_MAX);
+    assert_eq!(agreed.piece_bytes, Some(PIECE_BYTES_MAX));
     let none = Parameters { depth: 0, requests_max: 0, contents_max: 0, requests_per_message: 0, ..wild };
-    let least = Agreed::of(&none, &none);
+    let least = Agreed::of(&Parameters { piece_bytes: 0, ..none }, &none);
+    assert_eq!(least.piece_bytes, Some(PIECE_BYTES_MIN));
     assert_eq!((least.depth, least.requests_max, least.requests_per_message), (DEPTH_MIN, 1, 1));
     let wild_original = Parameters { mode: Mode::Original, ..wild };
     let agreed = Agreed::of(&wild_original, &wild);
@@ -103,4 +105,26 @@ fn a_content_ends_with_all_of_it_or_with_its_last_piece() {
     let validated = Agreed::of(&Parameters { validation: Validation::Xxh3, ..own }, &own);
     assert!([10_000, 10_024, 1808, 1832].into_iter().all(|length| validated.fits(10_000, length)));
     assert!([1784, 1856, 9976, 10_048].into_iter().all(|length| !validated.fits(10_000, length)));
+    assert!(validated.fits(1, 25) && !validated.fits(0, 24), "only a content has a result behind it");
+}
+
+#[test]
+fn the_last_credit_is_what_is_left_of_those_that_were_not_returned() {
+    let parameters = Parameters { depth: 5, ..Parameters::default() };
+    let ring = parameters.ring_bytes;
+    let mut flow = Flow::new(&Agreed::of(&parameters, &parameters), ring, ring, ring);
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        left.push(flow.is_last_credit());
+        flow.post_content().unwrap();
+    }
+    assert_eq!((left, flow.is_last_credit()), (vec![false, false, true], false));
+    for (receives, is_last) in [(1, true), (2, false)] {
+        flow.take_message(0, Counts { receives, ring_bytes: 0 }).unwrap();
+        assert_eq!(flow.is_last_credit(), is_last, "{receives} of 3 are returned");
+    }
+
+    let original = Parameters { mode: Mode::Original, ..parameters };
+    let flow = Flow::new(&Agreed::of(&original, &original), ring, ring, ring);
+    assert!(flow.has_credit() && !flow.is_last_credit(), "mode original counts no contents");
 }
