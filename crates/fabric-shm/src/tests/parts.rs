@@ -24,7 +24,7 @@ use super::{
         ending::End,
         frame::{Address, Frame},
         import::{ImportError, ImportedBlock, map_sealed},
-        limits::{CHUNK_BYTES, CLAIMS_MAX, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+        limits::{CHUNK_BYTES, CLAIMS_MAX, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
@@ -231,6 +231,48 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
     // pages.
     let words = 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS);
     assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
+}
+
+#[test]
+fn a_payload_is_inline_where_it_is_too_long_for_the_descriptor_itself() {
+    let range = RemoteRange { region: RegionId(1), generation: RegionGeneration(0), offset: 0, length: 0 };
+    for (length, is_short) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
+        let source = if is_short { Source::Short([1, 2]) } else { Source::Inline };
+        let descriptor = Descriptor {
+            immediate: None,
+            continues: false,
+            is_quiet: false,
+            remote: Some((RemoteRange { length: length as u64, ..range }, 7)),
+            source,
+        };
+        assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor), "{length} bytes");
+    }
+}
+
+#[test]
+fn leases_claims_and_words_of_the_board_have_places_of_their_own() {
+    let (own, fd) = OwnPage::new(4).unwrap();
+    let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
+    let last = Descriptor {
+        immediate: Some(3),
+        continues: false,
+        is_quiet: false,
+        remote: None,
+        source: Source::Nothing,
+    };
+    own.publish(3, &last.encode());
+    own.release(LEASES_MAX - 1, 5);
+    own.claim(0, 6);
+    own.claim(CLAIMS_MAX - 1, 7);
+    for at in 0..BOARD_WORDS {
+        own.board(at).store(at as u64 + 100, Ordering::Relaxed);
+    }
+    let word = |at| peer.board(at).load(Ordering::Relaxed);
+    assert!((0..BOARD_WORDS).all(|at| word(at) == at as u64 + 100));
+    assert_eq!(word(BOARD_WORDS + 1), 101, "places are modulo the words");
+    assert_eq!(peer.descriptor(3), Ok(Some(last)));
+    assert_eq!(peer.lease(LEASES_MAX - 1), 5);
+    assert_eq!(peer.claims().collect::<Vec<_>>(), [6, 7]);
 }
 
 #[test]
