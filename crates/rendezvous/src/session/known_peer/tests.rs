@@ -92,6 +92,20 @@ fn sessions_of_one_life_go_together_and_those_of_two_do_not() {
 }
 
 #[test]
+fn a_life_is_taken_once() {
+    let peer = peer();
+    assert!(peer.life().is_none() && !peer.take_life());
+    for (life, is_new) in [(7, true), (7, false), (8, true)] {
+        let session = session_of(life, None, true);
+        peer.note_session(&session).unwrap();
+        assert_eq!(peer.life(), Some(life));
+        assert_eq!([peer.take_life(), peer.take_life()], [is_new, false], "life {life}");
+        session.fail(&gone());
+        assert!(peer.life().is_none() && !peer.take_life());
+    }
+}
+
+#[test]
 fn a_peer_that_opens_a_session_says_where_it_listens_if_it_may_have_moved() {
     let peer = peer();
     let note = |life, listens, is_dialled| {
@@ -283,6 +297,28 @@ async fn an_attempt_without_a_connection_leaves_none() {
     assert!(peer.end_accept(Some((attempt, &over))).is_none());
     over.set_over(&gone());
     assert!(peer.end_attempt(Err(WorkerError::ShutDown)).is_err(), "the peer's is over already");
+}
+
+#[tokio::test]
+async fn a_standby_replaces_the_connection_in_use_when_nothing_is_under_way() {
+    let (worker, peer) = (worker().await, peer());
+    let (used, standby, other) =
+        (connection(&worker).await, connection(&worker).await, connection(&worker).await);
+    set_link(&peer, up(&used));
+    assert!(peer.uses(&used) && !peer.uses(&standby));
+    assert!(matches!(peer.replace(&other, &standby), Replaced::Over), "it is not in use");
+    let stay = used.protocol.stay().unwrap();
+    assert!(matches!(peer.replace(&used, &standby), Replaced::Busy));
+    assert!(peer.uses(&used));
+    drop(stay);
+    assert!(matches!(peer.replace(&used, &standby), Replaced::Done));
+    assert!(is_up(&peer, &standby) && peer.uses(&standby) && !peer.uses(&used));
+    assert!(used.protocol.stay().is_none(), "it is retired");
+    other.set_over(&gone());
+    assert!(matches!(peer.replace(&standby, &other), Replaced::Over), "the new one is over");
+    let other = connection(&worker).await;
+    standby.set_over(&gone());
+    assert!(matches!(peer.replace(&standby, &other), Replaced::Over), "the one in use is over");
 }
 
 #[tokio::test]
