@@ -5,6 +5,7 @@ mod gathering;
 mod helping;
 mod hostile;
 mod lending;
+mod page_set;
 mod parts;
 mod posting;
 mod reading;

@@ -14,8 +14,8 @@ use std::{
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 use tensorwire_fabric::{
-    BOARD_WORDS, ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId,
-    RemoteRange, TokioRuntime,
+    ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId, RemoteRange,
+    TokioRuntime,
 };
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
         ending::End,
         frame::{Address, Frame},
         import::{ImportError, ImportedBlock, map_sealed},
-        limits::{CHUNK_BYTES, CLAIMS_MAX, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
+        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
@@ -201,81 +201,6 @@ fn what_a_descriptor_does_not_have_travels_as_zeros() {
 }
 
 #[test]
-fn descriptors_are_seen_once_per_lap_and_never_early() {
-    let (own, fd) = OwnPage::new(4).unwrap();
-    let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
-    for position in 0..50_u64 {
-        assert_eq!(peer.descriptor(position), Ok(None), "position {position} before it is published");
-        let descriptor = Descriptor {
-            immediate: Some(position as u32),
-            continues: false,
-            is_quiet: false,
-            remote: None,
-            source: Source::Nothing,
-        };
-        assert!(!peer.may_have(position));
-        own.publish(position, &descriptor.encode());
-        assert!(peer.may_have(position));
-        assert_eq!(peer.descriptor(position), Ok(Some(descriptor)));
-        assert_eq!(peer.descriptor(position + 4), Ok(None), "the next lap of the same slot");
-        assert_eq!(peer.descriptor(position + 8), Err(PeerViolation::Malformed), "two laps ahead");
-    }
-}
-
-#[test]
-fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
-    for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
-        assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
-    }
-    // One page of words about the connection, two of slots, and the words of leases, claims and the board, in whole
-    // pages.
-    let words = 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS);
-    assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
-}
-
-#[test]
-fn a_payload_is_inline_where_it_is_too_long_for_the_descriptor_itself() {
-    let range = RemoteRange { region: RegionId(1), generation: RegionGeneration(0), offset: 0, length: 0 };
-    for (length, is_short) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
-        let source = if is_short { Source::Short([1, 2]) } else { Source::Inline };
-        let descriptor = Descriptor {
-            immediate: None,
-            continues: false,
-            is_quiet: false,
-            remote: Some((RemoteRange { length: length as u64, ..range }, 7)),
-            source,
-        };
-        assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor), "{length} bytes");
-    }
-}
-
-#[test]
-fn leases_claims_and_words_of_the_board_have_places_of_their_own() {
-    let (own, fd) = OwnPage::new(4).unwrap();
-    let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
-    let last = Descriptor {
-        immediate: Some(3),
-        continues: false,
-        is_quiet: false,
-        remote: None,
-        source: Source::Nothing,
-    };
-    own.publish(3, &last.encode());
-    own.release(LEASES_MAX - 1, 5);
-    own.claim(0, 6);
-    own.claim(CLAIMS_MAX - 1, 7);
-    for at in 0..BOARD_WORDS {
-        own.board(at).store(at as u64 + 100, Ordering::Relaxed);
-    }
-    let word = |at| peer.board(at).load(Ordering::Relaxed);
-    assert!((0..BOARD_WORDS).all(|at| word(at) == at as u64 + 100));
-    assert_eq!(word(BOARD_WORDS + 1), 101, "places are modulo the words");
-    assert_eq!(peer.descriptor(3), Ok(Some(last)));
-    assert_eq!(peer.lease(LEASES_MAX - 1), 5);
-    assert_eq!(peer.claims().collect::<Vec<_>>(), [6, 7]);
-}
-
-#[test]
 fn a_page_set_of_another_size_or_layout_is_refused() {
     let (own, fd) = OwnPage::new(64).unwrap();
     // 63 slots take as many pages as 64.
@@ -299,23 +224,6 @@ fn a_page_set_has_at_most_so_many_slots() {
     sys::seal(fd.as_fd()).unwrap();
     let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
-}
-
-#[test]
-fn a_page_says_on_which_cpu_its_side_ran_last() {
-    let (own, seen) = sleeper();
-    assert!(!seen.is_here(), "it has not said");
-    let stayed = (0..1000).any(|_| {
-        let cpu = sys::current_cpu();
-        own.set_cpu();
-        let is_here = seen.is_here();
-        let stayed = sys::current_cpu() == cpu;
-        assert!(is_here || !stayed);
-        stayed
-    });
-    assert!(stayed, "the thread never stays on its CPU");
-    own.forge(280, u64::MAX);
-    assert!(!seen.is_here(), "another CPU");
 }
 
 #[test]
