@@ -61,7 +61,9 @@ fn a_payload_is_inline_where_it_is_too_long_for_the_descriptor_itself() {
 
 #[test]
 fn leases_claims_and_words_of_the_board_have_places_of_their_own() {
-    let (own, fd) = OwnPage::new(4).unwrap();
+    // With eight slots the last word of the board is the last of a page.
+    let (own, fd) = OwnPage::new(8).unwrap();
+    assert_eq!(page_bytes(8), 4096 + 8 * 256 + 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS));
     let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
     let last = Descriptor {
         immediate: Some(3),
