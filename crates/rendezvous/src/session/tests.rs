@@ -189,6 +189,27 @@ async fn s4_regions_are_bounded_in_number_during_set_up_and_after_it() {
     assert_eq!(session.add_region(2, record(0)), Ok(true), "it is confirmed at once");
 }
 
+#[tokio::test]
+async fn a_region_that_the_peer_confirms_during_set_up_is_confirmed_when_the_connection_is_up() {
+    let (session, worker) = (session(false), worker().await);
+    session.open_for_peer(1).unwrap();
+    let connection = connection(&worker).await;
+    let number = REGIONS_MAX as u32 + 7;
+    let mut confirmed = Box::pin(connection.announcer.confirmed(region(&record(number))));
+    assert!(confirmed.as_mut().now_or_never().is_none());
+    session.region_confirmed(2, number);
+    session.region_confirmed(1, number);
+    assert!(confirmed.as_mut().now_or_never().is_none(), "the connection is not up");
+    (0..REGIONS_MAX as u32).for_each(|other| session.region_confirmed(1, other));
+    let stored = match &session.lock().connections[&1].stage {
+        Stage::Opening(opening) => opening.confirmed.len(),
+        Stage::Up(_) => panic!("it is being set up"),
+    };
+    assert_eq!(stored, REGIONS_MAX, "more than there can be mean nothing");
+    session.up(1, &connection).unwrap();
+    assert_eq!(confirmed.as_mut().now_or_never(), Some(Ok(())));
+}
+
 #[test]
 fn why_a_peer_gave_a_connection_up_is_known_while_it_is_set_up() {
     let session = session(true);
