@@ -300,6 +300,7 @@ fn every_frame_is_a_sign_of_life_and_each_end_has_its_reason() {
 #[test]
 fn a_peer_is_where_it_was_dialled_and_where_it_says_that_it_listens() {
     assert_eq!(session(true).dialled_at().unwrap().ip().to_string(), "10.0.0.2");
+    assert_eq!(session(true).own_address().unwrap().to_string(), "10.0.0.1:1");
     for (says, dial) in
         [("0.0.0.0:5", "10.0.0.2:5"), ("10.0.0.3:5", "10.0.0.3:5"), ("a.example:5", "a.example:5")]
     {

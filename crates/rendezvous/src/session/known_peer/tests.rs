@@ -130,6 +130,9 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     let handle = peer.clone();
     assert!(!peer.is_idle(1) && peer.is_idle(2));
     drop(handle);
+    peer.add_hint("a:1");
+    assert!(!peer.is_idle(1), "somebody said where it may be");
+    peer.remove_hint("a:1");
     peer.begin_accept(true).unwrap();
     assert!(!peer.is_idle(1));
     assert!(peer.end_accept(None).is_none());
