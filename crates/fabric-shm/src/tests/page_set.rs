@@ -2,13 +2,23 @@
 
 use std::{os::fd::AsFd, sync::atomic::Ordering};
 
-use tensorwire_fabric::{BOARD_WORDS, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_fabric::{BOARD_WORDS, PeerViolation};
 
 use super::super::{
-    limits::{CLAIMS_MAX, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
+    limits::{CLAIMS_MAX, LEASES_MAX, SLOTS_MAX},
     ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
-    sys,
 };
+
+/// A descriptor with nothing but an immediate.
+fn announcing(immediate: u32) -> Descriptor {
+    Descriptor {
+        immediate: Some(immediate),
+        continues: false,
+        is_quiet: false,
+        remote: None,
+        source: Source::Nothing,
+    }
+}
 
 #[test]
 fn descriptors_are_seen_once_per_lap_and_never_early() {
@@ -16,13 +26,7 @@ fn descriptors_are_seen_once_per_lap_and_never_early() {
     let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
     for position in 0..50_u64 {
         assert_eq!(peer.descriptor(position), Ok(None), "position {position} before it is published");
-        let descriptor = Descriptor {
-            immediate: Some(position as u32),
-            continues: false,
-            is_quiet: false,
-            remote: None,
-            source: Source::Nothing,
-        };
+        let descriptor = announcing(position as u32);
         assert!(!peer.may_have(position));
         own.publish(position, &descriptor.encode());
         assert!(peer.may_have(position));
@@ -44,34 +48,12 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
 }
 
 #[test]
-fn a_payload_is_inline_where_it_is_too_long_for_the_descriptor_itself() {
-    let range = RemoteRange { region: RegionId(1), generation: RegionGeneration(0), offset: 0, length: 0 };
-    for (length, is_short) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
-        let source = if is_short { Source::Short([1, 2]) } else { Source::Inline };
-        let descriptor = Descriptor {
-            immediate: None,
-            continues: false,
-            is_quiet: false,
-            remote: Some((RemoteRange { length: length as u64, ..range }, 7)),
-            source,
-        };
-        assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor), "{length} bytes");
-    }
-}
-
-#[test]
 fn leases_claims_and_words_of_the_board_have_places_of_their_own() {
     // With eight slots the last word of the board is the last of a page.
     let (own, fd) = OwnPage::new(8).unwrap();
     assert_eq!(page_bytes(8), 4096 + 8 * 256 + 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS));
     let peer = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
-    let last = Descriptor {
-        immediate: Some(3),
-        continues: false,
-        is_quiet: false,
-        remote: None,
-        source: Source::Nothing,
-    };
+    let last = announcing(3);
     own.publish(3, &last.encode());
     own.release(LEASES_MAX - 1, 5);
     own.claim(0, 6);
@@ -85,22 +67,4 @@ fn leases_claims_and_words_of_the_board_have_places_of_their_own() {
     assert_eq!(peer.descriptor(3), Ok(Some(last)));
     assert_eq!(peer.lease(LEASES_MAX - 1), 5);
     assert_eq!(peer.claims().collect::<Vec<_>>(), [6, 7]);
-}
-
-#[test]
-fn a_page_says_on_which_cpu_its_side_ran_last() {
-    let (own, fd) = OwnPage::new(1).unwrap();
-    let seen = PeerPage::import(fd.as_fd(), 1).unwrap();
-    assert!(!seen.is_here(), "it has not said");
-    let stayed = (0..1000).any(|_| {
-        let cpu = sys::current_cpu();
-        own.set_cpu();
-        let is_here = seen.is_here();
-        let stayed = sys::current_cpu() == cpu;
-        assert!(is_here || !stayed);
-        stayed
-    });
-    assert!(stayed, "the thread never stays on its CPU");
-    own.forge(280, u64::MAX);
-    assert!(!seen.is_here(), "another CPU");
 }

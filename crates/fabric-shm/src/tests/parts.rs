@@ -24,7 +24,7 @@ use super::{
         ending::End,
         frame::{Address, Frame},
         import::{ImportError, ImportedBlock, map_sealed},
-        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
@@ -201,6 +201,22 @@ fn what_a_descriptor_does_not_have_travels_as_zeros() {
 }
 
 #[test]
+fn a_payload_is_inline_where_it_is_too_long_for_the_descriptor_itself() {
+    let range = RemoteRange { region: RegionId(1), generation: RegionGeneration(0), offset: 0, length: 0 };
+    for (length, is_short) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
+        let source = if is_short { Source::Short([1, 2]) } else { Source::Inline };
+        let descriptor = Descriptor {
+            immediate: None,
+            continues: false,
+            is_quiet: false,
+            remote: Some((RemoteRange { length: length as u64, ..range }, 7)),
+            source,
+        };
+        assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor), "{length} bytes");
+    }
+}
+
+#[test]
 fn a_page_set_of_another_size_or_layout_is_refused() {
     let (own, fd) = OwnPage::new(64).unwrap();
     // 63 slots take as many pages as 64.
@@ -224,6 +240,23 @@ fn a_page_set_has_at_most_so_many_slots() {
     sys::seal(fd.as_fd()).unwrap();
     let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
+}
+
+#[test]
+fn a_page_says_on_which_cpu_its_side_ran_last() {
+    let (own, seen) = sleeper();
+    assert!(!seen.is_here(), "it has not said");
+    let stayed = (0..1000).any(|_| {
+        let cpu = sys::current_cpu();
+        own.set_cpu();
+        let is_here = seen.is_here();
+        let stayed = sys::current_cpu() == cpu;
+        assert!(is_here || !stayed);
+        stayed
+    });
+    assert!(stayed, "the thread never stays on its CPU");
+    own.forge(280, u64::MAX);
+    assert!(!seen.is_here(), "another CPU");
 }
 
 #[test]
