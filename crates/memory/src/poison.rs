@@ -29,7 +29,7 @@ mod sanitizer {
     }
 
     pub(crate) fn forbid(base: NonNull<u8>, offset: usize, length: usize) {
-        // SAFETY: marks shadow memory only; the callers pass a range that is mapped.
+        // SAFETY: marks shadow memory only, which there is for each mapped range: `Stock` holds the block, and `Pages` has not unmapped it yet.
         unsafe { __asan_poison_memory_region(place(base, offset), length) };
     }
 
