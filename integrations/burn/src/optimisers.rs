@@ -26,20 +26,18 @@ pub(crate) async fn state_of<M: Module>(
     optimiser: &ModuleOptimizer,
 ) -> Result<Option<ModuleOptimizer>, Error> {
     let own: Vec<u64> = list_param_ids(module).iter().map(|id| id.val()).collect();
-    let is_root = group.rank() == root;
-    let state = if is_root { optimiser.into_bytes().map_err(burn)?.to_vec() } else { Vec::new() };
-    let head: Vec<u64> = own.iter().copied().chain([state.len() as u64]).collect();
-    let sent = is_root.then(|| Tensor::from_values(group.worker().pool(), &[head.len() as u64], &head));
-    let head = group.broadcast(root, sent.transpose()?).await?;
+    let sent = (group.rank() == root).then(|| optimiser.into_bytes()).transpose().map_err(failed)?;
+    let head = sent.as_ref().map(|state| {
+        let head: Vec<u64> = own.iter().copied().chain([state.len() as u64]).collect();
+        Tensor::from_values(group.worker().pool(), &[head.len() as u64], &head)
+    });
+    let head = group.broadcast(root, head.transpose()?).await?;
     let head = head.values::<u64>()?;
     let (&length, theirs) = head.split_last().unwrap_or((&0, &[]));
-    let state = broadcast(group, root, state, length).await?;
-    if is_root {
-        return Ok(None);
-    }
+    let Some(state) = received(group, root, sent.as_deref(), length).await? else { return Ok(None) };
     let ids = theirs.iter().copied().zip(own).collect();
-    let record = renamed(Bytes::from_bytes_vec(state), &ids).map_err(burn)?;
-    let record = OptimizerRecord::from_bytes(record.into_bytes().map_err(burn)?).map_err(burn)?;
+    let record = renamed(Bytes::from_bytes_vec(state), &ids).map_err(failed)?;
+    let record = OptimizerRecord::from_bytes(record.into_bytes().map_err(failed)?).map_err(failed)?;
     let tensors = record.len();
     let taken = optimiser.clone().load_record(record);
     // burn leaves out the state that an optimiser of another kind has.
@@ -49,17 +47,23 @@ pub(crate) async fn state_of<M: Module>(
     Ok(Some(taken))
 }
 
-/// The `length` bytes of `root`.
-async fn broadcast(group: &Group, root: usize, own: Vec<u8>, length: u64) -> Result<Vec<u8>, Error> {
-    let (is_root, mut all) = (group.rank() == root, Vec::new());
+/// The `length` bytes that `root` sends; `None` on `root`.
+async fn received(
+    group: &Group,
+    root: usize,
+    sent: Option<&[u8]>,
+    length: u64,
+) -> Result<Option<Vec<u8>>, Error> {
+    let (pool, mut all) = (group.worker().pool(), Vec::new());
     for from in (0..usize::try_from(length).unwrap_or(usize::MAX)).step_by(PIECE) {
-        let piece = own.get(from..own.len().min(from + PIECE)).filter(|_| is_root);
-        let pool = group.worker().pool();
-        let sent = piece.map(|piece| Tensor::from_bytes(pool, DataType::U8, &[piece.len() as u64], piece));
-        let piece = group.broadcast(root, sent.transpose()?).await?;
-        all.extend_from_slice(piece.bytes());
+        let own = sent.and_then(|state| state.get(from..state.len().min(from + PIECE)));
+        let own = own.map(|piece| Tensor::from_bytes(pool, DataType::U8, &[piece.len() as u64], piece));
+        let piece = group.broadcast(root, own.transpose()?).await?;
+        if sent.is_none() {
+            all.extend_from_slice(piece.bytes());
+        }
     }
-    Ok(all)
+    Ok(sent.is_none().then_some(all))
 }
 
 /// A record in which the ids of parameters are replaced: they begin the names of tensors and scalars, and are the keys of paths.
@@ -81,6 +85,6 @@ fn renamed(record: Bytes, ids: &HashMap<u64, u64>) -> Result<Writer, burn_pack::
     Ok(paths.iter().fold(writer, |writer, (of, path)| writer.with_metadata(&name(of), path)))
 }
 
-fn burn(error: impl std::fmt::Display) -> Error {
+fn failed(error: impl std::fmt::Display) -> Error {
     Error::Burn(format!("the state of the optimiser: {error}"))
 }

@@ -140,7 +140,7 @@ fn difference<T: PartialEq + ToString>(
     }
 }
 
-/// The weights that the module of `root` has.
+/// The weights that the module of `root` has; none on `root`.
 async fn weights_of<M: Module>(
     group: &Group,
     root: usize,
@@ -151,7 +151,9 @@ async fn weights_of<M: Module>(
     let (mut own, mut received) = (HashMap::<_, _>::from_iter(own), HashMap::new());
     for parameter in parameters::all(module) {
         let tensor = group.broadcast(root, own.remove(&parameter.name)).await?;
-        received.insert(parameter.name, tensor);
+        if !is_root {
+            received.insert(parameter.name, tensor);
+        }
     }
     Ok(received)
 }

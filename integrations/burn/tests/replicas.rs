@@ -159,7 +159,7 @@ async fn all_ranks_get_the_weights_and_the_steps_of_the_one_that_is_ahead() -> O
     Ok(())
 }
 
-/// Trains on until `to` steps are done.
+/// Does these steps, each rank with inputs of its own.
 async fn train(
     replicas: &Replicas,
     net: &mut Net,
